@@ -1,0 +1,686 @@
+"""PPO for continuous control: one file, any Gymnasium task with a Box action space.
+
+Proximal policy optimisation (Schulman et al. 2017, https://arxiv.org/abs/1707.06347: the clipped objective is eq. 7, the joint
+objective eq. 9) with generalised advantage estimation (Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16).
+Hyper-parameters and details are those of CleanRL's `ppo_continuous_action.py`.
+
+    python ppo_continuous.py --env-id Hopper-v5
+    python ppo_continuous.py --evaluate runs/FOLDER --capture-video
+
+What differs from that reference, and why:
+- Termination ends the future, truncation does not: at a time limit the advantage trace is cut, and the value of the state that
+  the episode really stopped in is bootstrapped. The reference takes a time limit for the end of the world.
+- One estimate of the mean and variance of observations over all environments, one of the variance of returns. Both take in a
+  rollout as a whole before it is learned from, are saved with the model, and are frozen in evaluation. The reference has one
+  for each environment and throws them away.
+- The policy acts in [-1, 1] and is rescaled to the bounds of the task, so that its initial noise means the same in every unit.
+- Values and log-probabilities are computed in one batch after a rollout; acting needs the actor alone.
+- Logged losses are means over all minibatches of an iteration, not those of the last one.
+- The last rollout counts: `total_timesteps` is rounded up to whole rollouts, not down.
+"""
+
+import itertools
+import json
+import math
+import os
+import pickle
+import platform
+import random
+import re
+import shlex
+import signal
+import sys
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import tyro
+from gymnasium.spaces import flatdim
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+# === Arguments ========================================================================================================
+
+
+@dataclass
+class Args:
+    """PPO for continuous control: trains on any Gymnasium task with a Box action space."""
+
+    # --- experiment ---
+    exp_name: str = Path(__file__).stem
+    """name of the experiment, a part of the run folder's name"""
+    seed: int = 1
+    """seed of the networks, the exploration, the minibatches and the environments"""
+    torch_deterministic: bool = True
+    """use only deterministic cuDNN algorithms"""
+    cuda: bool = True
+    """use the GPU if there is one"""
+    track: bool = False
+    """log to Weights & Biases too (WANDB_MODE=offline works without an account)"""
+    wandb_project_name: str = "continuous-control"
+    """W&B project"""
+    wandb_entity: str | None = None
+    """W&B team or user; the account's default if not given"""
+    capture_video: bool = False
+    """record the first episode of every evaluation into videos/ of the run folder"""
+    save_model: bool = True
+    """write model.pt into the run folder at the end"""
+    upload_model: bool = False
+    """upload the model with a model card to the Hugging Face Hub at the end"""
+    hf_entity: str | None = None
+    """user or organisation on the Hugging Face Hub that the model is uploaded to"""
+    eval_freq: int = 50_000
+    """environment steps between two evaluations of the deterministic policy; 0 evaluates only at the end"""
+    eval_episodes: int = 10
+    """episodes of an evaluation"""
+    evaluate: Path | None = None
+    """do not train: load the model of this run folder, and print the returns of --eval-episodes episodes"""
+
+    # --- environment ---
+    env_id: str = "HalfCheetah-v5"
+    """id of a Gymnasium task with a Box action space; module:id imports the module first"""
+    num_envs: int = 1
+    """environments that are stepped together"""
+    vectorization: Literal["sync", "async", "native"] = "sync"
+    """how they are stepped: one after another, a process each, or by the task's own vector environment"""
+
+    # --- algorithm ---
+    total_timesteps: int = 1_000_000
+    """environment steps of the whole run, over all environments"""
+    learning_rate: float = 3e-4
+    """Adam's learning rate"""
+    num_steps: int = 2048
+    """steps of a rollout in each environment"""
+    anneal_lr: bool = True
+    """let the learning rate fall linearly to zero over the run"""
+    gamma: float = 0.99
+    """discount factor"""
+    gae_lambda: float = 0.95
+    """lambda of generalised advantage estimation: 0 is one-step TD, 1 is Monte Carlo"""
+    num_minibatches: int = 32
+    """minibatches that a rollout is split into"""
+    update_epochs: int = 10
+    """passes over a rollout"""
+    norm_adv: bool = True
+    """normalise the advantages of each minibatch to mean 0 and standard deviation 1"""
+    norm_obs: bool = True
+    """normalise observations by their running mean and standard deviation, and clip them to [-10, 10]"""
+    norm_reward: bool = True
+    """divide rewards by the running standard deviation of the discounted return, and clip them to [-10, 10]"""
+    clip_coef: float = 0.2
+    """how far the probability ratio may leave 1 before its gradient is cut (epsilon of eq. 7)"""
+    clip_vloss: bool = True
+    """clip the value loss in the same way"""
+    ent_coef: float = 0.0
+    """weight of the entropy bonus"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """largest norm of the gradient of actor and critic together"""
+    target_kl: float | None = None
+    """skip an iteration's remaining epochs once an epoch's mean KL divergence exceeds this"""
+    log_std_init: float = 0.0
+    """initial log standard deviation of the policy, in units where the action range is [-1, 1]"""
+
+    @property
+    def batch_size(self) -> int:
+        """Transitions of a rollout over all environments."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def minibatch_size(self) -> int:
+        """Transitions of a minibatch."""
+        return self.batch_size // self.num_minibatches
+
+    @property
+    def num_iterations(self) -> int:
+        """Rollouts of the run; the last one may exceed total_timesteps."""
+        return -(-self.total_timesteps // self.batch_size)
+
+
+def fail(message: str) -> NoReturn:
+    """Ends the program before it trains: one sentence on standard error, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def check_args(args: Args) -> None:
+    """Refuses what no run can use, in one sentence that names the flag and what it takes."""
+    limits = {
+        (0, 1): "gamma gae_lambda",
+        (1, 1e12): "eval_episodes num_envs total_timesteps num_steps num_minibatches update_epochs",
+        (0, 1e12): "eval_freq learning_rate clip_coef ent_coef vf_coef max_grad_norm target_kl",
+        (0, 2**31): "seed",
+        (-20, 2): "log_std_init",
+    }
+    for (low, high), names in limits.items():
+        for name in names.split():
+            value = getattr(args, name)
+            if value is not None and not low <= value <= high:  # NaN fails this, too
+                fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:g}, not {value}")
+    if args.batch_size % args.num_minibatches != 0 or args.minibatch_size < 2:
+        rule = f"a divisor of num_envs * num_steps = {args.batch_size} that leaves two transitions or more to a minibatch"
+        fail(f"--num-minibatches takes {rule}, not {args.num_minibatches}")
+    for flag, package in (("track", "wandb"), ("upload_model", "huggingface_hub"), ("capture_video", "moviepy")):
+        if getattr(args, flag) and find_spec(package) is None:
+            fail(f"--{flag.replace('_', '-')} needs the package {package}: pip install {package}")
+    if args.capture_video and args.vectorization == "native":
+        fail("--capture-video takes --vectorization sync or async: a native vector environment cannot be recorded")
+    if args.upload_model:
+        from huggingface_hub import get_token
+
+        if args.hf_entity is None or not args.save_model:
+            fail("--upload-model takes --save-model and --hf-entity NAME, a user or organisation on the Hugging Face Hub")
+        if get_token() is None:
+            fail("--upload-model takes a Hugging Face account: log in with `hf auth login`, or set HF_TOKEN")
+
+
+# === Environments =====================================================================================================
+
+
+def make_env(env_id: str, video_folder: Path | None = None, video_name: str = "") -> gym.Env:
+    """One environment with flat observations; records its first episode if there is a folder for it."""
+    env = gym.make(env_id, render_mode=None if video_folder is None else "rgb_array")
+    if video_folder is not None:
+        warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
+        env = gym.wrappers.RecordVideo(env, str(video_folder), lambda episode: episode == 0, name_prefix=video_name)
+    if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
+        env = gym.wrappers.FlattenObservation(env)
+    return env
+
+
+def make_envs(
+    env_id: str, num_envs: int, vectorization: str, video_folder: Path | None = None, video_name: str = ""
+) -> VectorEnv:
+    """`num_envs` environments that step together; the first one is recorded if there is a folder for it.
+
+    Exits with one sentence if there is no such task, or its spaces are not those that this script is for.
+    """
+    try:
+        if vectorization == "native":
+            envs = gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point")
+        else:
+            env_fns = [partial(make_env, env_id, video_folder if i == 0 else None, video_name) for i in range(num_envs)]
+            vector_class = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[vectorization]
+            envs = vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+    except (gym.error.Error, ImportError, NotImplementedError) as error:
+        fail(f"--env-id {env_id} cannot be made: {' '.join(str(error).split())}")
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
+        fail(f"--env-id takes a task whose observations flatten to a vector, and those of {env_id} are {obs_space}")
+    if not isinstance(action_space, gym.spaces.Box) or action_space.dtype.kind != "f" or not action_space.is_bounded():
+        fail(f"--env-id takes a task whose actions are a Box with finite bounds, and those of {env_id} are {action_space}")
+    return envs
+
+
+def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Steps every environment, and keeps apart the observation to act on next and the one that the step led to.
+
+    Takes actions (num_envs, action_dim), clipped to [-1, 1] and mapped linearly onto the bounds of the task. Returns obs,
+    final_obs (num_envs, obs_dim), rewards, terminations, truncations (num_envs,). The two observations differ where an episode
+    ended and the next one has begun in the same step. In the autoreset mode NEXT_STEP they never do: there the step after an
+    episode's end is a mere reset, which ignores its action, and the caller must not store it.
+    """
+    space = envs.single_action_space
+    assert isinstance(space, gym.spaces.Box)
+    unit_actions = actions.clip(-1.0, 1.0).reshape(envs.action_space.shape)
+    env_actions = (space.low + 0.5 * (unit_actions + 1.0) * (space.high - space.low)).clip(space.low, space.high)
+    obs, rewards, terminations, truncations, infos = envs.step(env_actions)
+    final_obs, dones = obs, terminations | truncations
+    if dones.any() and envs.metadata["autoreset_mode"] != AutoresetMode.NEXT_STEP:
+        final_obs = obs.copy()
+        if envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP:
+            final_obs[dones] = np.stack(infos["final_obs"][dones])
+        else:
+            obs, _ = envs.reset(options={"reset_mask": dones})
+    return obs, final_obs, rewards, terminations, truncations
+
+
+# === Networks =========================================================================================================
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and variance of all that a stream has brought so far, of any shape; a part of the model, saved with it.
+
+    Merges the moments of two samples as in Chan, Golub and LeVeque 1983 ("Algorithms for computing the sample variance").
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def update(self, x: Tensor) -> None:
+        """Takes in a batch (n, *shape)."""
+        x = x.double()
+        total = self.count + len(x)
+        delta = x.mean(0) - self.mean
+        squares = self.var * self.count + x.var(0, correction=0) * len(x) + delta**2 * self.count * len(x) / total
+        self.mean += delta * len(x) / total
+        self.var.copy_(squares / total)
+        self.count.copy_(total)
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation, never zero."""
+        return (self.var + 1e-8).sqrt()
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """(..., *shape) to mean 0 and standard deviation 1, within [-10, 10]."""
+        return ((x - self.mean) / self.std).clamp(-10.0, 10.0).float()
+
+
+def mlp(*sizes: int, output_gain: float) -> nn.Sequential:
+    """Tanh network with orthogonal weights (Saxe et al. 2014, https://arxiv.org/abs/1312.6120) and zero biases."""
+    layers: list[nn.Module] = []
+    for i, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+        layer, is_output = nn.Linear(fan_in, fan_out), i == len(sizes) - 2
+        nn.init.orthogonal_(layer.weight, output_gain if is_output else math.sqrt(2))
+        nn.init.zeros_(layer.bias)
+        layers += [layer] if is_output else [layer, nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+class Actor(nn.Module):
+    """Normal policy: its mean depends on the observation, its log standard deviation does not."""
+
+    def __init__(self, obs_dim: int, action_dim: int, log_std_init: float) -> None:
+        super().__init__()
+        self.mean = mlp(obs_dim, 64, 64, action_dim, output_gain=0.01)
+        self.log_std = nn.Parameter(torch.full((action_dim,), log_std_init))
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Observations (..., obs_dim) to the mean (..., action_dim) and the log standard deviation (action_dim,)."""
+        return self.mean(obs), self.log_std
+
+
+class Agent(nn.Module):
+    """All that is learned, and so all that is saved: policy, value function and statistics."""
+
+    def __init__(self, envs: VectorEnv, args: Args) -> None:
+        super().__init__()
+        obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
+        self.norm_obs, self.norm_reward = args.norm_obs, args.norm_reward
+        self.obs_rms = RunningMeanStd((obs_dim,))
+        self.return_rms = RunningMeanStd()
+        self.actor = Actor(obs_dim, action_dim, args.log_std_init)
+        self.critic = mlp(obs_dim, 64, 64, 1, output_gain=1.0)
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Raw observations (..., obs_dim) to what the networks take."""
+        return self.obs_rms.normalize(obs) if self.norm_obs else obs
+
+    def scale_reward(self, rewards: Tensor) -> Tensor:
+        """Raw rewards to what the advantages are computed from."""
+        return (rewards / self.return_rms.std).clamp(-10.0, 10.0).float() if self.norm_reward else rewards
+
+    @torch.no_grad()
+    def act(self, obs: np.ndarray, noise: Tensor | float = 0.0) -> np.ndarray:
+        """Raw observations (num_envs, obs_dim) to actions (num_envs, action_dim); deterministic without noise."""
+        device = self.actor.log_std.device
+        mean, log_std = self.actor(self.normalize(torch.as_tensor(obs, dtype=torch.float32, device=device)))
+        return (mean + log_std.exp() * noise).cpu().numpy()
+
+
+# === Generalised advantage estimation =================================================================================
+
+
+def compute_gae(
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminations: Tensor, dones: Tensor, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Advantages (num_steps, num_envs) of a rollout; all tensors have that shape (Schulman et al. 2016, eq. 16).
+
+    next_values are the values of the observations that the steps led to, before any reset. A termination (1.0) takes their
+    place by zero; a done, which is a termination or a truncation, only stops the trace from running on into the next episode.
+    """
+    deltas = rewards + gamma * (1.0 - terminations) * next_values - values
+    decays = gamma * gae_lambda * (1.0 - dones)
+    advantages = torch.empty_like(deltas)
+    advantage = torch.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        advantage = torch.addcmul(deltas[t], decays[t], advantage)
+        advantages[t] = advantage
+    return advantages
+
+
+# === Losses and update ================================================================================================
+
+Metrics = dict[str, Tensor]
+
+
+def normal_log_prob(actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """Log-density (...) of actions (..., action_dim) under a normal distribution with a diagonal covariance."""
+    z = (actions - mean) / log_std.exp()
+    return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+def compute_policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip_coef: float) -> tuple[Tensor, Metrics]:
+    """Clipped surrogate objective, negated (eq. 7); all tensors (minibatch_size,)."""
+    log_ratio = log_prob - old_log_prob
+    ratio = log_ratio.exp()
+    loss = -torch.min(advantages * ratio, advantages * ratio.clamp(1.0 - clip_coef, 1.0 + clip_coef)).mean()
+    with torch.no_grad():  # two estimators of KL(old, new): http://joschu.net/blog/kl-approx.html
+        metrics = {
+            "losses/policy_loss": loss,
+            "losses/old_approx_kl": -log_ratio.mean(),
+            "losses/approx_kl": (ratio - 1.0 - log_ratio).mean(),
+            "losses/clipfrac": ((ratio - 1.0).abs() > clip_coef).float().mean(),
+        }
+    return loss, metrics
+
+
+def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float | None) -> tuple[Tensor, Metrics]:
+    """Half the mean squared error, optionally of the worse of new and clipped values; all tensors (minibatch_size,)."""
+    errors = (values - returns) ** 2
+    if clip_coef is not None:
+        clipped_values = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
+        errors = torch.max(errors, (clipped_values - returns) ** 2)
+    loss = 0.5 * errors.mean()
+    return loss, {"losses/value_loss": loss}
+
+
+def update(agent: Agent, optimizer: torch.optim.Optimizer, minibatch: tuple[Tensor, ...], args: Args) -> Metrics:
+    """One gradient step on eq. 9, with the value loss halved and the entropy of the whole policy."""
+    mb_obs, mb_actions, mb_log_prob, mb_advantages, mb_returns, mb_values = minibatch
+    if args.norm_adv:
+        mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
+    mean, log_std = agent.actor(mb_obs)
+    log_prob = normal_log_prob(mb_actions, mean, log_std)
+    entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+    policy_loss, policy_metrics = compute_policy_loss(log_prob, mb_log_prob, mb_advantages, args.clip_coef)
+    values, value_clip = agent.critic(mb_obs).squeeze(-1), args.clip_coef if args.clip_vloss else None
+    value_loss, value_metrics = compute_value_loss(values, mb_values, mb_returns, value_clip)
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+
+    optimizer.zero_grad()
+    loss.backward()
+    grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+    metrics = policy_metrics | value_metrics | {"losses/entropy": entropy, "losses/grad_norm": grad_norm}
+    return {name: value.detach() for name, value in metrics.items()}
+
+
+# === Evaluation =======================================================================================================
+
+
+def evaluate(agent: Agent, args: Args, episodes: int, folder: Path, name: str) -> dict[str, float]:
+    """Plays each episode in an environment of its own, with a seed of its own, the deterministic policy and frozen statistics.
+
+    Touches no random stream of the training. With --capture-video the first episode goes to folder/videos/name-episode-0.mp4.
+    Returns what is logged: mean and standard deviation of the undiscounted returns, mean length in steps.
+    """
+    vectorization = "native" if args.vectorization == "native" else "sync"
+    envs = make_envs(args.env_id, episodes, vectorization, folder / "videos" if args.capture_video else None, name)
+    obs, _ = envs.reset(seed=args.seed + 1_000_000)
+    returns, lengths, running = np.zeros(episodes), np.zeros(episodes), np.ones(episodes, dtype=bool)
+    while running.any():
+        obs, _, rewards, terminations, truncations = step_envs(envs, agent.act(obs))
+        returns += rewards * running
+        lengths += running
+        running &= ~(terminations | truncations)
+    envs.close()
+    return {"eval/return_mean": returns.mean(), "eval/return_std": returns.std(), "eval/length_mean": lengths.mean()}
+
+
+def describe(metrics: dict[str, float], episodes: int) -> str:
+    """An evaluation in one line."""
+    mean, std, length = (metrics[f"eval/{name}"] for name in ("return_mean", "return_std", "length_mean"))
+    return f"evaluation: return {mean:.2f} +/- {std:.2f}, length {length:.1f}, over {episodes} episodes"
+
+
+# === Run folder and model file ========================================================================================
+
+
+def make_run_folder(args: Args) -> Path:
+    """A new folder for all that the run writes; a counter tells apart runs that start in the same second."""
+    name = re.sub(r"[^\w.-]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
+    for counter in itertools.count(1):
+        folder = Path("runs") / (name if counter == 1 else f"{name}-{counter}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        (folder / "args.json").write_text(json.dumps(asdict(args), indent=2) + "\n")
+        return folder
+    raise AssertionError("unreachable")
+
+
+def log_metrics(writer: SummaryWriter, metrics: dict[str, float], global_step: int, args: Args) -> None:
+    """One point of every metric, in TensorBoard and, with --track, in W&B."""
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, global_step)
+    if args.track:
+        import wandb
+
+        wandb.log(metrics, step=global_step)
+
+
+def save_model(folder: Path, agent: Agent, args: Args) -> None:
+    """Writes model.pt: the agent with its statistics, and what is needed to build it again. A kill leaves no half a file."""
+    versions = {"torch": str(torch.__version__), "gymnasium": gym.__version__, "numpy": np.__version__}
+    torch.save({"agent": agent.state_dict(), "args": asdict(args), "versions": versions}, folder / "model.pt.new")
+    os.replace(folder / "model.pt.new", folder / "model.pt")
+
+
+def load_model(folder: Path) -> tuple[Agent, Args]:
+    """The agent that `save_model` wrote and the arguments of its run; runs no code from the file."""
+    try:
+        model = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
+        args = Args(**model["args"])
+        envs = make_envs(args.env_id, 1, "native" if args.vectorization == "native" else "sync")
+        agent = Agent(envs, args)
+        envs.close()
+        agent.load_state_dict(model["agent"])
+    except (OSError, EOFError, RuntimeError, LookupError, TypeError, pickle.UnpicklingError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        fail(f"--evaluate takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
+    return agent, args
+
+
+def upload_model(folder: Path, args: Args, metrics: dict[str, float]) -> None:
+    """Writes a model card into the run folder, and uploads the folder to the Hugging Face Hub."""
+    from huggingface_hub import EvalResult, HfApi, ModelCardData
+    from huggingface_hub.errors import HfHubHTTPError
+
+    result = f"{metrics['eval/return_mean']:.2f} +/- {metrics['eval/return_std']:.2f}"
+    repo_name = re.sub(r"[^\w.-]", "-", f"{args.env_id}-{args.exp_name}-seed{args.seed}")
+    card = ModelCardData(
+        library_name="pytorch",
+        tags=["reinforcement-learning", "deep-reinforcement-learning", args.exp_name, args.env_id],
+        model_name=args.exp_name,
+        eval_results=[EvalResult("reinforcement-learning", args.env_id, args.env_id, "mean_reward", result)],
+    )
+    command = shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
+    versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, Gymnasium {gym.__version__}"
+    (folder / "README.md").write_text(
+        f"---\n{card.to_yaml()}\n---\n\n# {args.exp_name} on {args.env_id}\n\n"
+        f"Return of the final deterministic policy: {result} over {args.eval_episodes} episodes.\n\n"
+        f"Trained with {versions}:\n\n    {command}\n\n"
+        f"Play it again, from a download of this repository:\n\n    python {Path(__file__).name} --evaluate FOLDER\n"
+    )
+    try:
+        api = HfApi()
+        repo_id = api.create_repo(f"{args.hf_entity}/{repo_name}", exist_ok=True).repo_id
+        url = api.upload_folder(repo_id=repo_id, folder_path=folder, ignore_patterns=["wandb/*", "checkpoint*"])
+        print(f"uploaded: {url}")
+    except (HfHubHTTPError, OSError) as error:
+        print(f"warning: --upload-model failed, and all is still in {folder}: {error}", file=sys.stderr)
+
+
+# === Main =============================================================================================================
+
+
+def main(args: Args) -> None:
+    """Trains, or plays a trained model if --evaluate names one."""
+    check_args(args)
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # videos without a screen: MuJoCo, then pygame
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if args.evaluate is not None:
+        agent, run_args = load_model(args.evaluate)
+        run_args.capture_video = args.capture_video
+        print(describe(evaluate(agent, run_args, args.eval_episodes, args.evaluate, "evaluate"), args.eval_episodes))
+        return
+
+    # --- seeds and device ---
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+
+    # --- environments, run folder and loggers ---
+    stop_signals: list[int] = []
+    for signum in (signal.SIGINT, signal.SIGTERM):  # environment processes inherit the handlers, and so outlive a Ctrl-C, too
+        signal.signal(signum, lambda signum, _: stop_signals.append(signum))
+    envs = make_envs(args.env_id, args.num_envs, args.vectorization)
+    next_step_reset = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+    folder = make_run_folder(args)
+    if args.track:
+        import wandb
+
+        project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
+        wandb.init(project=project, entity=entity, name=folder.name, dir=folder, config=config)
+    writer = SummaryWriter(str(folder))
+    total_steps = args.num_iterations * args.batch_size
+    print(f"{args.exp_name}: {args.env_id}, seed {args.seed}, {total_steps:,} steps on {device}, run folder {folder}")
+    if total_steps != args.total_timesteps:
+        print(f"--total-timesteps {args.total_timesteps:,} is rounded up to whole rollouts of {args.batch_size:,} steps")
+
+    # --- agent and optimiser ---
+    agent = Agent(envs, args).to(device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+
+    # --- storage ---
+    shape = (args.num_steps, args.num_envs)
+    observations = np.zeros((*shape, flatdim(envs.single_observation_space)), dtype=np.float32)
+    final_observations = np.zeros_like(observations)
+    actions = np.zeros((*shape, flatdim(envs.single_action_space)), dtype=np.float32)
+    rewards, discounted_returns = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
+    terminations, dones, valid = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+
+    # --- loop ---
+    obs, _ = envs.reset(seed=args.seed)
+    resetting = np.zeros(args.num_envs, dtype=bool)
+    discounted_return, episode_return, episode_length = np.zeros((3, args.num_envs))
+    global_step, last_return, last_eval = 0, math.nan, math.nan
+    progress = tqdm(total=total_steps, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
+    log_step, line_step, log_time, line_time = 0, 0, time.time(), time.time()
+    for iteration in range(1, args.num_iterations + 1):
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - (iteration - 1) / args.num_iterations)
+
+        noise = torch.randn(actions.shape, device=device)
+        finished_returns, finished_lengths = [], []
+        for step in range(args.num_steps):
+            # act and step
+            observations[step], valid[step] = obs, ~resetting
+            actions[step] = agent.act(obs, noise[step])
+            obs, final_observations[step], rewards[step], terminations[step], truncations = step_envs(envs, actions[step])
+            dones[step] = terminations[step] | truncations
+            resetting = dones[step] & next_step_reset
+
+            # record
+            discounted_returns[step] = discounted_return = args.gamma * discounted_return + rewards[step]
+            episode_return += rewards[step]
+            episode_length += valid[step]
+            if dones[step].any():
+                finished_returns.extend(episode_return[dones[step]])
+                finished_lengths.extend(episode_length[dones[step]])
+                discounted_return[dones[step]] = episode_return[dones[step]] = episode_length[dones[step]] = 0.0
+        global_step += args.batch_size
+
+        # store: log-probabilities as the policy acted; statistics that have seen the rollout; values under these
+        to_device = partial(torch.as_tensor, device=device)
+        with torch.no_grad():
+            raw_obs, b_actions, mask = to_device(observations), to_device(actions), to_device(valid)
+            log_prob = normal_log_prob(b_actions, *agent.actor(agent.normalize(raw_obs)))
+            agent.obs_rms.update(raw_obs[mask])
+            agent.return_rms.update(to_device(discounted_returns)[mask])
+            b_obs = agent.normalize(raw_obs)
+            values = agent.critic(b_obs).squeeze(-1).cpu()
+            next_values = agent.critic(agent.normalize(to_device(final_observations))).squeeze(-1).cpu()
+            scaled_rewards = agent.scale_reward(to_device(rewards)).cpu()
+        terminated, done = torch.as_tensor(terminations).float(), torch.as_tensor(dones).float()
+        advantages = compute_gae(scaled_rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
+        returns = advantages + values
+        batch = [x.to(device)[mask] for x in (b_obs, b_actions, log_prob, advantages, returns, values)]  # (batch_size, ...)
+
+        # update
+        update_metrics: list[Metrics] = []
+        for _ in range(args.update_epochs):
+            permutation = torch.randperm(len(batch[0]), device=device)
+            minibatches = zip(*(x[permutation].tensor_split(args.num_minibatches) for x in batch), strict=True)
+            epoch_metrics = [update(agent, optimizer, minibatch, args) for minibatch in minibatches]
+            update_metrics += epoch_metrics
+            approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
+            if args.target_kl is not None and approx_kl > args.target_kl:
+                break
+
+        # log
+        metrics = {name: torch.stack([m[name] for m in update_metrics]).mean().item() for name in update_metrics[0]}
+        metrics["losses/explained_variance"] = 1.0 - ((returns - values).var() / returns.var()).item()
+        metrics["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        metrics["charts/SPS"] = (global_step - log_step) / (time.time() - log_time)
+        if finished_returns:
+            last_return = metrics["charts/episodic_return"] = float(np.mean(finished_returns))
+            metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
+
+        # evaluate and report
+        if args.eval_freq and global_step % args.eval_freq < args.batch_size and global_step < total_steps:
+            metrics |= evaluate(agent, args, args.eval_episodes, folder, f"step-{global_step}")
+            last_eval = metrics["eval/return_mean"]
+        log_metrics(writer, metrics, global_step, args)
+        progress.update(args.batch_size)
+        status = f"return {last_return:.1f}, evaluation {last_eval:.1f}"
+        progress.set_postfix_str(status, refresh=False)
+        log_step, log_time = global_step, time.time()
+        if progress.disable and log_time - line_time > 30:
+            steps_per_second = (global_step - line_step) / (log_time - line_time)
+            print(f"step {global_step:,} of {total_steps:,}, {steps_per_second:,.0f} steps/s, {status}", flush=True)
+            line_step, line_time = global_step, log_time
+        if stop_signals:
+            break
+
+    # --- end: save, evaluate, say what to do next ---
+    progress.close()
+    envs.close()
+    if args.save_model:
+        save_model(folder, agent, args)
+    if stop_signals:
+        print(f"stopped by signal {stop_signals[0]} at step {global_step:,}")
+    else:
+        metrics = evaluate(agent, args, args.eval_episodes, folder, "final")
+        log_metrics(writer, metrics, global_step, args)
+        print(describe(metrics, args.eval_episodes))
+    writer.close()
+    if args.track:
+        wandb.finish()
+    if args.upload_model and not stop_signals:
+        upload_model(folder, args, metrics)
+    print(f"run folder: {folder}\nnext: tensorboard --logdir runs")
+    if args.save_model:
+        print(f"      python {Path(__file__).name} --evaluate {folder} --eval-episodes {args.eval_episodes} --capture-video")
+    for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        signal.signal(signum, handler)
+    if stop_signals:
+        raise SystemExit(128 + stop_signals[0])
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

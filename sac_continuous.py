@@ -1,0 +1,744 @@
+"""SAC for continuous control: one file, any Gymnasium task with a Box action space.
+
+Soft actor-critic with twin critics and a learned entropy coefficient (Haarnoja et al. 2018b, https://arxiv.org/abs/1812.05905:
+eq. 5 is the critics' objective, eq. 9 the actor's, eq. 18 the entropy coefficient's, Algorithm 1 the order). With
+`--value-network` the first release instead (Haarnoja et al. 2018a, https://arxiv.org/abs/1801.01290, eq. 5 to 13 and
+Algorithm 1): a state value with a target copy takes the place of the target critics.
+
+    python sac_continuous.py --env-id HalfCheetah-v5
+    python sac_continuous.py --evaluate runs/FOLDER --capture-video
+
+What differs from the reference (CleanRL's `sac_continuous_action.py`), and why:
+- Time limits are never stored as terminations, and no reset is stored as a transition, whatever the autoreset mode.
+- The twin critics are one module of batched matrix products: half the calls, the same arithmetic.
+- The actor's pass that yields its loss also yields the entropy coefficient's; the reference samples the policy again.
+- The actor's backward pass computes no gradient for the critics' weights, which it does not need.
+- A transition is one row of the replay buffer, so that a minibatch is one gather.
+- The policy acts in [-1, 1] and is rescaled to the bounds of the task, so that the target entropy means the same in every unit.
+- Learning rate 1e-3 for all three optimisers, the actor updated with every critic update: what the published evidence favours.
+"""
+
+import copy
+import itertools
+import json
+import math
+import os
+import pickle
+import platform
+import random
+import re
+import shlex
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import tyro
+from gymnasium.spaces import flatdim
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+# === Arguments ========================================================================================================
+
+
+@dataclass
+class Args:
+    """PPO for continuous control: trains on any Gymnasium task with a Box action space."""
+
+    # --- experiment ---
+    exp_name: str = Path(__file__).stem
+    """name of the experiment, a part of the run folder's name"""
+    seed: int = 1
+    """seed of the networks, the exploration, the minibatches and the environments"""
+    torch_deterministic: bool = True
+    """use only deterministic cuDNN algorithms"""
+    cuda: bool = True
+    """use the GPU if there is one"""
+    track: bool = False
+    """log to Weights & Biases too (WANDB_MODE=offline works without an account)"""
+    wandb_project_name: str = "continuous-control"
+    """W&B project"""
+    wandb_entity: str | None = None
+    """W&B team or user; the account's default if not given"""
+    capture_video: bool = False
+    """record the first episode of every evaluation into videos/ of the run folder"""
+    save_model: bool = True
+    """write model.pt into the run folder at the end"""
+    upload_model: bool = False
+    """upload the model with a model card to the Hugging Face Hub at the end"""
+    hf_entity: str | None = None
+    """user or organisation on the Hugging Face Hub that the model is uploaded to"""
+    eval_freq: int = 10_000
+    """environment steps between two evaluations of the deterministic policy; 0 evaluates only at the end"""
+    eval_episodes: int = 10
+    """episodes of an evaluation"""
+    evaluate: Path | None = None
+    """do not train: load the model of this run folder, and print the returns of --eval-episodes episodes"""
+
+    # --- environment ---
+    env_id: str = "HalfCheetah-v5"
+    """id of a Gymnasium task with a Box action space; module:id imports the module first"""
+    num_envs: int = 1
+    """environments that are stepped together"""
+    vectorization: Literal["sync", "async", "native"] = "sync"
+    """how they are stepped: one after another, a process each, or by the task's own vector environment"""
+
+    # --- algorithm ---
+    total_timesteps: int = 1_000_000
+    """environment steps of the whole run, over all environments"""
+    buffer_size: int = 1_000_000
+    """transitions that the replay buffer holds; the oldest are overwritten"""
+    batch_size: int = 256
+    """transitions of a minibatch"""
+    learning_starts: int = 5_000
+    """environment steps with uniformly random actions before the first update"""
+    updates_per_step: float = 1.0
+    """updates for each environment step; 0.25 is one in four steps, 4 is four in each"""
+    gamma: float = 0.99
+    """discount factor"""
+    tau: float = 0.005
+    """share of the networks that moves into their targets at each target update"""
+    policy_frequency: int = 1
+    """the actor is updated every this many updates, then as many times"""
+    target_network_frequency: int = 1
+    """the targets are updated every this many updates"""
+    policy_lr: float = 1e-3
+    """learning rate of the actor"""
+    q_lr: float = 1e-3
+    """learning rate of the critics (and of the value network)"""
+    alpha_lr: float = 1e-3
+    """learning rate of the entropy coefficient"""
+    policy_lr_schedule: Literal["constant", "linear"] = "constant"
+    """learning rate of the actor over the run: constant, or linearly to zero"""
+    q_lr_schedule: Literal["constant", "linear"] = "constant"
+    """the same for the critics"""
+    alpha_lr_schedule: Literal["constant", "linear"] = "constant"
+    """the same for the entropy coefficient"""
+    alpha: float = 1.0
+    """entropy coefficient: its initial value, or its fixed value with --no-autotune"""
+    autotune: bool = True
+    """learn the entropy coefficient"""
+    target_entropy_scale: float = 1.0
+    """the policy's entropy is driven to minus this times the number of action dimensions"""
+    norm_obs: bool = False
+    """normalise observations by their running mean and standard deviation, and clip them to [-10, 10]"""
+    value_network: bool = False
+    """learn a state value with a target instead of target critics (the first release of SAC)"""
+    log_freq: int = 1_000
+    """environment steps between two points of the training curves"""
+
+
+def fail(message: str) -> NoReturn:
+    """Ends the program before it trains: one sentence on standard error, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def check_args(args: Args) -> None:
+    """Refuses what no run can use, in one sentence that names the flag and what it takes."""
+    limits = {
+        (0, 1): "gamma tau",
+        (1, 1e12): "eval_episodes num_envs total_timesteps batch_size policy_frequency target_network_frequency log_freq",
+        (0, 1e12): "eval_freq learning_starts updates_per_step policy_lr q_lr alpha_lr target_entropy_scale",
+        (0, 2**31): "seed",
+        (1e-9, 1e9): "alpha",
+        (args.num_envs, 1e12): "buffer_size",
+    }
+    for (low, high), names in limits.items():
+        for name in names.split():
+            value = getattr(args, name)
+            if value is not None and not low <= value <= high:  # NaN fails this, too
+                fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:g}, not {value}")
+    for flag, package in (("track", "wandb"), ("upload_model", "huggingface_hub"), ("capture_video", "moviepy")):
+        if getattr(args, flag) and find_spec(package) is None:
+            fail(f"--{flag.replace('_', '-')} needs the package {package}: pip install {package}")
+    if args.capture_video and args.vectorization == "native":
+        fail("--capture-video takes --vectorization sync or async: a native vector environment cannot be recorded")
+    if args.upload_model:
+        from huggingface_hub import get_token
+
+        if args.hf_entity is None or not args.save_model:
+            fail("--upload-model takes --save-model and --hf-entity NAME, a user or organisation on the Hugging Face Hub")
+        if get_token() is None:
+            fail("--upload-model takes a Hugging Face account: log in with `hf auth login`, or set HF_TOKEN")
+
+
+# === Environments =====================================================================================================
+
+
+def make_env(env_id: str, video_folder: Path | None = None, video_name: str = "") -> gym.Env:
+    """One environment with flat observations; records its first episode if there is a folder for it."""
+    env = gym.make(env_id, render_mode=None if video_folder is None else "rgb_array")
+    if video_folder is not None:
+        warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
+        env = gym.wrappers.RecordVideo(env, str(video_folder), lambda episode: episode == 0, name_prefix=video_name)
+    if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
+        env = gym.wrappers.FlattenObservation(env)
+    return env
+
+
+def make_envs(
+    env_id: str, num_envs: int, vectorization: str, video_folder: Path | None = None, video_name: str = ""
+) -> VectorEnv:
+    """`num_envs` environments that step together; the first one is recorded if there is a folder for it.
+
+    Exits with one sentence if there is no such task, or its spaces are not those that this script is for.
+    """
+    try:
+        if vectorization == "native":
+            envs = gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point")
+        else:
+            env_fns = [partial(make_env, env_id, video_folder if i == 0 else None, video_name) for i in range(num_envs)]
+            vector_class = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[vectorization]
+            envs = vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+    except (gym.error.Error, ImportError, NotImplementedError) as error:
+        fail(f"--env-id {env_id} cannot be made: {' '.join(str(error).split())}")
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
+        fail(f"--env-id takes a task whose observations flatten to a vector, and those of {env_id} are {obs_space}")
+    if not isinstance(action_space, gym.spaces.Box) or action_space.dtype.kind != "f" or not action_space.is_bounded():
+        fail(f"--env-id takes a task whose actions are a Box with finite bounds, and those of {env_id} are {action_space}")
+    return envs
+
+
+def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Steps every environment, and keeps apart the observation to act on next and the one that the step led to.
+
+    Takes actions (num_envs, action_dim), clipped to [-1, 1] and mapped linearly onto the bounds of the task. Returns obs,
+    final_obs (num_envs, obs_dim), rewards, terminations, truncations (num_envs,). The two observations differ where an episode
+    ended and the next one has begun in the same step. In the autoreset mode NEXT_STEP they never do: there the step after an
+    episode's end is a mere reset, which ignores its action, and the caller must not store it.
+    """
+    space = envs.single_action_space
+    assert isinstance(space, gym.spaces.Box)
+    unit_actions = actions.clip(-1.0, 1.0).reshape(envs.action_space.shape)
+    env_actions = (space.low + 0.5 * (unit_actions + 1.0) * (space.high - space.low)).clip(space.low, space.high)
+    obs, rewards, terminations, truncations, infos = envs.step(env_actions)
+    final_obs, dones = obs, terminations | truncations
+    if dones.any() and envs.metadata["autoreset_mode"] != AutoresetMode.NEXT_STEP:
+        final_obs = obs.copy()
+        if envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP:
+            final_obs[dones] = np.stack(infos["final_obs"][dones])
+        else:
+            obs, _ = envs.reset(options={"reset_mask": dones})
+    return obs, final_obs, rewards, terminations, truncations
+
+
+# === Networks =========================================================================================================
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and variance of all that a stream has brought so far, of any shape; a part of the model, saved with it.
+
+    Merges the moments of two samples as in Chan, Golub and LeVeque 1983 ("Algorithms for computing the sample variance").
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def update(self, x: Tensor) -> None:
+        """Takes in a batch (n, *shape)."""
+        x = x.double()
+        total = self.count + len(x)
+        delta = x.mean(0) - self.mean
+        squares = self.var * self.count + x.var(0, correction=0) * len(x) + delta**2 * self.count * len(x) / total
+        self.mean += delta * len(x) / total
+        self.var.copy_(squares / total)
+        self.count.copy_(total)
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation, never zero."""
+        return (self.var + 1e-8).sqrt()
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """(..., *shape) to mean 0 and standard deviation 1, within [-10, 10]."""
+        return ((x - self.mean) / self.std).clamp(-10.0, 10.0).float()
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    """ReLU network with PyTorch's initial weights."""
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(sizes):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Actor(nn.Module):
+    """Normal policy, squashed by tanh; its mean and log standard deviation both depend on the observation."""
+
+    def __init__(self, obs_dim: int, action_dim: int) -> None:
+        super().__init__()
+        self.net = mlp(obs_dim, 256, 256, 2 * action_dim)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Observations (..., obs_dim) to the mean and the log standard deviation (..., action_dim) before squashing."""
+        mean, log_std = self.net(obs).chunk(2, dim=-1)
+        return mean, log_std.clamp(-20.0, 2.0)
+
+
+class TwinLinear(nn.Module):
+    """Two linear layers side by side, as one batched product; initial weights as in `nn.Linear`."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(fan_in)
+        self.weight = nn.Parameter(torch.empty(2, fan_in, fan_out).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(2, 1, fan_out).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(2, batch_size, fan_in) to (2, batch_size, fan_out)."""
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class TwinQNetwork(nn.Module):
+    """Both critics."""
+
+    def __init__(self, obs_dim: int, action_dim: int) -> None:
+        super().__init__()
+        widths = (obs_dim + action_dim, 256), (256, 256), (256, 1)
+        self.net = nn.Sequential(TwinLinear(*widths[0]), nn.ReLU(), TwinLinear(*widths[1]), nn.ReLU(), TwinLinear(*widths[2]))
+
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """Observations (batch_size, obs_dim) and actions (batch_size, action_dim) to both values (2, batch_size)."""
+        return self.net(torch.cat([obs, actions], dim=-1).expand(2, -1, -1)).squeeze(-1)
+
+
+class Agent(nn.Module):
+    """All that is learned, and so all that is saved: policy, critics, their targets, entropy coefficient and statistics."""
+
+    def __init__(self, envs: VectorEnv, args: Args) -> None:
+        super().__init__()
+        obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
+        self.norm_obs = args.norm_obs
+        self.obs_rms = RunningMeanStd((obs_dim,))
+        self.actor = Actor(obs_dim, action_dim)
+        self.qf = TwinQNetwork(obs_dim, action_dim)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
+        if args.value_network:
+            self.vf = mlp(obs_dim, 256, 256, 1)
+            self.vf_target = copy.deepcopy(self.vf).requires_grad_(False)
+        else:
+            self.qf_target = copy.deepcopy(self.qf).requires_grad_(False)
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Raw observations (..., obs_dim) to what the networks take."""
+        return self.obs_rms.normalize(obs) if self.norm_obs else obs
+
+    @torch.no_grad()
+    def act(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
+        """Raw observations (num_envs, obs_dim) to actions (num_envs, action_dim) in [-1, 1]."""
+        mean, log_std = self.actor(self.normalize(torch.as_tensor(obs, dtype=torch.float32, device=self.log_alpha.device)))
+        actions = mean.tanh() if deterministic else sample_actions(mean, log_std)[0]
+        return actions.cpu().numpy()
+
+
+# === Replay buffer ====================================================================================================
+
+
+class ReplayBuffer:
+    """The last `capacity` transitions, one row each, so that a minibatch is one gather."""
+
+    def __init__(self, capacity: int, obs_dim: int, action_dim: int, device: torch.device) -> None:
+        self.widths = [obs_dim, action_dim, 1, obs_dim, 1]
+        self.data = torch.zeros((capacity, sum(self.widths)), device=device)
+        self.position = self.size = 0
+
+    def add(
+        self, obs: np.ndarray, actions: np.ndarray, rewards: np.ndarray, final_obs: np.ndarray, terminations: np.ndarray
+    ) -> None:
+        """Stores a batch: obs, final_obs (n, obs_dim), actions (n, action_dim), rewards, terminations (n,)."""
+        columns = (obs, actions, rewards[:, None], final_obs, terminations[:, None])
+        rows = torch.as_tensor(np.concatenate(columns, axis=1, dtype=np.float32), device=self.data.device)
+        capacity = len(self.data)
+        self.data[(self.position + torch.arange(len(rows), device=self.data.device)) % capacity] = rows
+        self.position = (self.position + len(rows)) % capacity
+        self.size = min(self.size + len(rows), capacity)
+
+    def sample(self, batch_size: int) -> tuple[Tensor, ...]:
+        """Uniformly with replacement: obs, actions, rewards (batch_size,), next_obs, terminations (batch_size,)."""
+        indices = torch.randint(self.size, (batch_size,), device=self.data.device)
+        obs, actions, rewards, next_obs, terminations = self.data.index_select(0, indices).split(self.widths, dim=1)
+        return obs, actions, rewards.squeeze(1), next_obs, terminations.squeeze(1)
+
+
+# === Losses and update ================================================================================================
+
+Metrics = dict[str, Tensor]
+
+
+def sample_actions(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
+    """Actions tanh(u) (..., action_dim) with u normal, and their log-probability (...), differentiable (2018b, appendix C).
+
+    log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which neither overflows nor loses digits where tanh saturates.
+    """
+    noise = torch.randn_like(mean)
+    u = mean + log_std.exp() * noise
+    log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+    log_det = 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+    return u.tanh(), (log_normal - log_det).sum(-1)
+
+
+@torch.no_grad()
+def compute_td_target(agent: Agent, rewards: Tensor, next_obs: Tensor, terminations: Tensor, args: Args) -> Tensor:
+    """What both critics regress on (batch_size,): reward plus discounted soft value of the next state (2018b, eq. 2 and 3)."""
+    if args.value_network:  # 2018a, eq. 8
+        next_values = agent.vf_target(next_obs).squeeze(-1)
+    else:
+        next_actions, next_log_prob = sample_actions(*agent.actor(next_obs))
+        next_values = agent.qf_target(next_obs, next_actions).amin(0) - agent.log_alpha.exp() * next_log_prob
+    return rewards + args.gamma * (1.0 - terminations) * next_values
+
+
+def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tensor) -> tuple[Tensor, Metrics]:
+    """Mean squared Bellman error, summed over the critics (2018b, eq. 5, without its factor 1/2)."""
+    qf_values = agent.qf(obs, actions)  # (2, batch_size)
+    qf_losses = (qf_values - td_target).square().mean(1)
+    metrics = {"losses/qf1_loss": qf_losses[0], "losses/qf2_loss": qf_losses[1]}
+    return qf_losses.sum(), metrics | {"losses/qf1_values": qf_values[0].mean(), "losses/qf2_values": qf_values[1].mean()}
+
+
+def compute_vf_loss(agent: Agent, obs: Tensor) -> tuple[Tensor, Metrics]:
+    """Mean squared error of the state value to the soft value of fresh actions (2018a, eq. 5); --value-network only."""
+    with torch.no_grad():
+        actions, log_prob = sample_actions(*agent.actor(obs))
+        soft_values = agent.qf(obs, actions).amin(0) - agent.log_alpha.exp() * log_prob
+    vf_values = agent.vf(obs).squeeze(-1)
+    vf_loss = (vf_values - soft_values).square().mean()
+    return vf_loss, {"losses/vf_loss": vf_loss, "losses/vf_values": vf_values.mean()}
+
+
+def compute_actor_loss(agent: Agent, obs: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+    """Loss of the policy (2018b, eq. 9), and the log-probabilities (batch_size,) of the actions that it was computed from."""
+    mean, log_std = agent.actor(obs)
+    actions, log_prob = sample_actions(mean, log_std)
+    actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(obs, actions).amin(0)).mean()
+    metrics = {
+        "losses/actor_loss": actor_loss,
+        "losses/entropy": -log_prob.mean(),
+        "losses/action_magnitude": actions.abs().mean(),
+    }
+    return actor_loss, log_prob, metrics | {"losses/policy_mean": mean.mean(), "losses/policy_std": log_std.exp().mean()}
+
+
+def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
+    """Loss of the entropy coefficient: raises it while the entropy is below its target (2018b, eq. 18)."""
+    alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
+    return alpha_loss, {"losses/alpha_loss": alpha_loss}
+
+
+def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
+    """Steps this optimiser's parameters, computes no other gradient, and returns the gradient's norm."""
+    parameters = optimizer.param_groups[0]["params"]
+    optimizer.zero_grad()
+    loss.backward(inputs=parameters)
+    optimizer.step()
+    return nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+
+
+def update(
+    agent: Agent, optimizers: Mapping[str, torch.optim.Optimizer], batch: tuple[Tensor, ...], args: Args, num_updates: int
+) -> Metrics:
+    """One round of Algorithm 1: critics, actor, entropy coefficient, targets; num_updates counts the earlier ones."""
+    obs, actions, rewards, next_obs, terminations = batch
+    obs, next_obs = agent.normalize(obs), agent.normalize(next_obs)
+
+    td_target = compute_td_target(agent, rewards, next_obs, terminations, args)
+    qf_loss, metrics = compute_qf_loss(agent, obs, actions, td_target)
+    if args.value_network:  # shares no parameter with the critics, so one step takes both
+        vf_loss, vf_metrics = compute_vf_loss(agent, obs)
+        qf_loss, metrics = qf_loss + vf_loss, metrics | vf_metrics
+    metrics["losses/qf_grad_norm"] = gradient_step(optimizers["q"], qf_loss)
+
+    if num_updates % args.policy_frequency == 0:
+        for _ in range(args.policy_frequency):
+            actor_loss, log_prob, actor_metrics = compute_actor_loss(agent, obs)
+            metrics |= actor_metrics | {"losses/actor_grad_norm": gradient_step(optimizers["policy"], actor_loss)}
+            if args.autotune:
+                alpha_loss, alpha_metrics = compute_alpha_loss(agent, log_prob, -args.target_entropy_scale * actions.shape[1])
+                gradient_step(optimizers["alpha"], alpha_loss)
+                metrics |= alpha_metrics
+
+    if num_updates % args.target_network_frequency == 0:
+        source, target = (agent.vf, agent.vf_target) if args.value_network else (agent.qf, agent.qf_target)
+        with torch.no_grad():
+            torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), args.tau)
+    metrics["losses/alpha"] = agent.log_alpha.exp()
+    return {name: value.detach() for name, value in metrics.items()}
+
+
+# === Evaluation =======================================================================================================
+
+
+def evaluate(agent: Agent, args: Args, episodes: int, folder: Path, name: str) -> dict[str, float]:
+    """Plays each episode in an environment of its own, with a seed of its own, the deterministic policy and frozen statistics.
+
+    Touches no random stream of the training. With --capture-video the first episode goes to folder/videos/name-episode-0.mp4.
+    Returns what is logged: mean and standard deviation of the undiscounted returns, mean length in steps.
+    """
+    vectorization = "native" if args.vectorization == "native" else "sync"
+    envs = make_envs(args.env_id, episodes, vectorization, folder / "videos" if args.capture_video else None, name)
+    obs, _ = envs.reset(seed=args.seed + 1_000_000)
+    returns, lengths, running = np.zeros(episodes), np.zeros(episodes), np.ones(episodes, dtype=bool)
+    while running.any():
+        obs, _, rewards, terminations, truncations = step_envs(envs, agent.act(obs))
+        returns += rewards * running
+        lengths += running
+        running &= ~(terminations | truncations)
+    envs.close()
+    return {"eval/return_mean": returns.mean(), "eval/return_std": returns.std(), "eval/length_mean": lengths.mean()}
+
+
+def describe(metrics: dict[str, float], episodes: int) -> str:
+    """An evaluation in one line."""
+    mean, std, length = (metrics[f"eval/{name}"] for name in ("return_mean", "return_std", "length_mean"))
+    return f"evaluation: return {mean:.2f} +/- {std:.2f}, length {length:.1f}, over {episodes} episodes"
+
+
+# === Run folder and model file ========================================================================================
+
+
+def make_run_folder(args: Args) -> Path:
+    """A new folder for all that the run writes; a counter tells apart runs that start in the same second."""
+    name = re.sub(r"[^\w.-]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
+    for counter in itertools.count(1):
+        folder = Path("runs") / (name if counter == 1 else f"{name}-{counter}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        (folder / "args.json").write_text(json.dumps(asdict(args), indent=2) + "\n")
+        return folder
+    raise AssertionError("unreachable")
+
+
+def log_metrics(writer: SummaryWriter, metrics: dict[str, float], global_step: int, args: Args) -> None:
+    """One point of every metric, in TensorBoard and, with --track, in W&B."""
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, global_step)
+    if args.track:
+        import wandb
+
+        wandb.log(metrics, step=global_step)
+
+
+def save_model(folder: Path, agent: Agent, args: Args) -> None:
+    """Writes model.pt: the agent with its statistics, and what is needed to build it again. A kill leaves no half a file."""
+    versions = {"torch": str(torch.__version__), "gymnasium": gym.__version__, "numpy": np.__version__}
+    torch.save({"agent": agent.state_dict(), "args": asdict(args), "versions": versions}, folder / "model.pt.new")
+    os.replace(folder / "model.pt.new", folder / "model.pt")
+
+
+def load_model(folder: Path) -> tuple[Agent, Args]:
+    """The agent that `save_model` wrote and the arguments of its run; runs no code from the file."""
+    try:
+        model = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
+        args = Args(**model["args"])
+        envs = make_envs(args.env_id, 1, "native" if args.vectorization == "native" else "sync")
+        agent = Agent(envs, args)
+        envs.close()
+        agent.load_state_dict(model["agent"])
+    except (OSError, EOFError, RuntimeError, LookupError, TypeError, pickle.UnpicklingError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        fail(f"--evaluate takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
+    return agent, args
+
+
+def upload_model(folder: Path, args: Args, metrics: dict[str, float]) -> None:
+    """Writes a model card into the run folder, and uploads the folder to the Hugging Face Hub."""
+    from huggingface_hub import EvalResult, HfApi, ModelCardData
+    from huggingface_hub.errors import HfHubHTTPError
+
+    result = f"{metrics['eval/return_mean']:.2f} +/- {metrics['eval/return_std']:.2f}"
+    repo_name = re.sub(r"[^\w.-]", "-", f"{args.env_id}-{args.exp_name}-seed{args.seed}")
+    card = ModelCardData(
+        library_name="pytorch",
+        tags=["reinforcement-learning", "deep-reinforcement-learning", args.exp_name, args.env_id],
+        model_name=args.exp_name,
+        eval_results=[EvalResult("reinforcement-learning", args.env_id, args.env_id, "mean_reward", result)],
+    )
+    command = shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
+    versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, Gymnasium {gym.__version__}"
+    (folder / "README.md").write_text(
+        f"---\n{card.to_yaml()}\n---\n\n# {args.exp_name} on {args.env_id}\n\n"
+        f"Return of the final deterministic policy: {result} over {args.eval_episodes} episodes.\n\n"
+        f"Trained with {versions}:\n\n    {command}\n\n"
+        f"Play it again, from a download of this repository:\n\n    python {Path(__file__).name} --evaluate FOLDER\n"
+    )
+    try:
+        api = HfApi()
+        repo_id = api.create_repo(f"{args.hf_entity}/{repo_name}", exist_ok=True).repo_id
+        url = api.upload_folder(repo_id=repo_id, folder_path=folder, ignore_patterns=["wandb/*", "checkpoint*"])
+        print(f"uploaded: {url}")
+    except (HfHubHTTPError, OSError) as error:
+        print(f"warning: --upload-model failed, and all is still in {folder}: {error}", file=sys.stderr)
+
+
+# === Main =============================================================================================================
+
+
+def main(args: Args) -> None:
+    """Trains, or plays a trained model if --evaluate names one."""
+    check_args(args)
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # videos without a screen: MuJoCo, then pygame
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if args.evaluate is not None:
+        agent, run_args = load_model(args.evaluate)
+        run_args.capture_video = args.capture_video
+        print(describe(evaluate(agent, run_args, args.eval_episodes, args.evaluate, "evaluate"), args.eval_episodes))
+        return
+
+    # --- seeds and device ---
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+
+    # --- environments, run folder and loggers ---
+    stop_signals: list[int] = []
+    for signum in (signal.SIGINT, signal.SIGTERM):  # environment processes inherit the handlers, and so outlive a Ctrl-C, too
+        signal.signal(signum, lambda signum, _: stop_signals.append(signum))
+    envs = make_envs(args.env_id, args.num_envs, args.vectorization)
+    next_step_reset = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+    folder = make_run_folder(args)
+    if args.track:
+        import wandb
+
+        project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
+        wandb.init(project=project, entity=entity, name=folder.name, dir=folder, config=config)
+    writer = SummaryWriter(str(folder))
+    total_steps = -(-args.total_timesteps // args.num_envs) * args.num_envs
+    print(f"{args.exp_name}: {args.env_id}, seed {args.seed}, {total_steps:,} steps on {device}, run folder {folder}")
+    if total_steps != args.total_timesteps:
+        print(f"--total-timesteps {args.total_timesteps:,} is rounded up to a multiple of --num-envs {args.num_envs}")
+
+    # --- agent and optimisers ---
+    agent = Agent(envs, args).to(device)
+    critics = [*agent.qf.parameters(), *(agent.vf.parameters() if args.value_network else [])]
+    parameters = {"policy": list(agent.actor.parameters()), "q": critics, "alpha": [agent.log_alpha]}
+    learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
+    optimizers = {name: torch.optim.Adam(parameters[name], lr=learning_rates[name], fused=True) for name in parameters}
+    annealed = [name for name in optimizers if getattr(args, f"{name}_lr_schedule") == "linear"]
+
+    # --- storage ---
+    obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
+    buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim, device)
+
+    # --- loop ---
+    obs, _ = envs.reset(seed=args.seed)
+    resetting = np.zeros(args.num_envs, dtype=bool)
+    episode_return, episode_length = np.zeros((2, args.num_envs))
+    finished_returns, finished_lengths = [], []
+    global_step, num_updates, last_return, last_eval = 0, 0, math.nan, math.nan
+    update_metrics: Metrics = {}
+    progress = tqdm(total=total_steps, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
+    log_step, line_step, log_time, line_time = 0, 0, time.time(), time.time()
+    while global_step < total_steps and not stop_signals:
+        for name in annealed:
+            optimizers[name].param_groups[0]["lr"] = learning_rates[name] * (1.0 - global_step / total_steps)
+
+        # act and step
+        valid = ~resetting
+        if args.norm_obs:
+            agent.obs_rms.update(torch.as_tensor(obs[valid], device=device))
+        if global_step < args.learning_starts:
+            actions = 2.0 * torch.rand((args.num_envs, action_dim)).numpy() - 1.0
+        else:
+            actions = agent.act(obs, deterministic=False)
+        next_obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
+        dones = terminations | truncations
+        resetting = dones & next_step_reset
+        global_step += args.num_envs
+
+        # record
+        episode_return += rewards
+        episode_length += valid
+        if dones.any():
+            finished_returns.extend(episode_return[dones])
+            finished_lengths.extend(episode_length[dones])
+            episode_return[dones] = episode_length[dones] = 0.0
+
+        # store
+        buffer.add(obs[valid], actions[valid], rewards[valid], final_obs[valid], terminations[valid])
+        obs = next_obs
+
+        # update
+        while num_updates < int(args.updates_per_step * (global_step - args.learning_starts)):
+            update_metrics = update(agent, optimizers, buffer.sample(args.batch_size), args, num_updates)
+            num_updates += 1
+
+        # log
+        metrics: dict[str, float] = {}
+        if global_step % args.log_freq < args.num_envs:
+            metrics = {name: value.item() for name, value in update_metrics.items()}
+            metrics |= {f"charts/{name}_lr": optimizer.param_groups[0]["lr"] for name, optimizer in optimizers.items()}
+            metrics["charts/SPS"] = (global_step - log_step) / (time.time() - log_time)
+            if finished_returns:
+                last_return = metrics["charts/episodic_return"] = float(np.mean(finished_returns))
+                metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
+                finished_returns, finished_lengths = [], []
+
+        # evaluate and report
+        if args.eval_freq and global_step % args.eval_freq < args.num_envs and global_step < total_steps:
+            metrics |= evaluate(agent, args, args.eval_episodes, folder, f"step-{global_step}")
+            last_eval = metrics["eval/return_mean"]
+        progress.update(args.num_envs)
+        if metrics:
+            log_metrics(writer, metrics, global_step, args)
+            status = f"return {last_return:.1f}, evaluation {last_eval:.1f}"
+            progress.set_postfix_str(status, refresh=False)
+            log_step, log_time = global_step, time.time()
+            if progress.disable and log_time - line_time > 30:
+                steps_per_second = (global_step - line_step) / (log_time - line_time)
+                print(f"step {global_step:,} of {total_steps:,}, {steps_per_second:,.0f} steps/s, {status}", flush=True)
+                line_step, line_time = global_step, log_time
+
+    # --- end: save, evaluate, say what to do next ---
+    progress.close()
+    envs.close()
+    if args.save_model:
+        save_model(folder, agent, args)
+    if stop_signals:
+        print(f"stopped by signal {stop_signals[0]} at step {global_step:,}")
+    else:
+        metrics = evaluate(agent, args, args.eval_episodes, folder, "final")
+        log_metrics(writer, metrics, global_step, args)
+        print(describe(metrics, args.eval_episodes))
+    writer.close()
+    if args.track:
+        wandb.finish()
+    if args.upload_model and not stop_signals:
+        upload_model(folder, args, metrics)
+    print(f"run folder: {folder}\nnext: tensorboard --logdir runs")
+    if args.save_model:
+        print(f"      python {Path(__file__).name} --evaluate {folder} --eval-episodes {args.eval_episodes} --capture-video")
+    for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        signal.signal(signum, handler)
+    if stop_signals:
+        raise SystemExit(128 + stop_signals[0])
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
