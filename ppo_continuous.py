@@ -176,6 +176,15 @@ def check_args(args: Args) -> None:
             fail(f"--{flag.replace('_', '-')} needs the package {package}: pip install {package}")
     if args.capture_video and args.vectorization == "native":
         fail("--capture-video takes --vectorization sync or async: a native vector environment cannot be recorded")
+    if args.track and os.environ.get("WANDB_MODE", "online") == "online":
+        import wandb
+
+        try:
+            is_logged_in = wandb.login(prompt=False)
+        except wandb.Error as error:
+            fail(f"--track cannot log in to W&B: {error}")
+        if not is_logged_in:
+            fail("--track takes a W&B account: log in with `wandb login`, or set WANDB_MODE=offline")
     if args.upload_model:
         from huggingface_hub import get_token
 
@@ -190,7 +199,7 @@ def check_args(args: Args) -> None:
 
 def make_env(env_id: str, video_folder: Path | None = None, video_name: str = "") -> gym.Env:
     """One environment with flat observations; records its first episode if there is a folder for it."""
-    env = gym.make(env_id, render_mode=None if video_folder is None else "rgb_array")
+    env = gym.make(env_id) if video_folder is None else gym.make(env_id, render_mode="rgb_array")
     if video_folder is not None:
         warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
         env = gym.wrappers.RecordVideo(env, str(video_folder), lambda episode: episode == 0, name_prefix=video_name)
@@ -555,7 +564,7 @@ def main(args: Args) -> None:
         import wandb
 
         project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
-        wandb.init(project=project, entity=entity, name=folder.name, dir=folder, config=config)
+        wandb.init(project=project, entity=entity, name=folder.name, dir=folder.resolve(), config=config)
     writer = SummaryWriter(str(folder))
     total_steps = args.num_iterations * args.batch_size
     print(f"{args.exp_name}: {args.env_id}, seed {args.seed}, {total_steps:,} steps on {device}, run folder {folder}")

@@ -1,0 +1,128 @@
+"""PPO's losses and update against references in float64: torch.distributions, single samples in Python, a second Adam."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from gymnasium.vector import AutoresetMode
+from torch import nn
+from torch.distributions import Independent, Normal, kl_divergence
+from toy_envs import make_vector
+
+from ppo_continuous import Agent, Args, compute_policy_loss, compute_value_loss, normal_log_prob, update
+
+
+def test_log_probability() -> None:
+    """Against torch.distributions, far out in the tails, too."""
+    torch.manual_seed(0)
+    mean, log_std = torch.randn(50, 3).double(), torch.tensor([-3.0, 0.0, 1.5]).double()
+    actions = mean + 20 * torch.randn(50, 3).double()
+    expected = Independent(Normal(mean, log_std.exp()), 1).log_prob(actions)
+    torch.testing.assert_close(normal_log_prob(actions, mean, log_std), expected, rtol=1e-12, atol=0)
+
+
+def test_policy_loss_by_cases() -> None:
+    """Each sample's objective and gradient: cut where the ratio has left the range on the side that pays, and only there."""
+    for ratio, advantage, objective, flows in [
+        (1.1, 2.0, 2.2, True),  # inside
+        (1.5, 2.0, 2.4, False),  # pays, too far: the objective stays at 1.2
+        (1.5, -2.0, -3.0, True),  # harms: no clipping
+        (0.5, 2.0, 1.0, True),  # harms: no clipping
+        (0.5, -2.0, -1.6, False),  # pays, too far: the objective stays at 0.8
+    ]:
+        log_prob = torch.tensor([math.log(ratio) - 0.7], dtype=torch.float64, requires_grad=True)
+        old_log_prob = torch.tensor([-0.7], dtype=torch.float64)
+        loss, _ = compute_policy_loss(log_prob, old_log_prob, torch.tensor([advantage], dtype=torch.float64), 0.2)
+        loss.backward()
+        assert loss.item() == pytest.approx(-objective)
+        assert log_prob.grad is not None
+        assert log_prob.grad.item() == pytest.approx(-advantage * ratio if flows else 0.0)
+
+
+def test_policy_metrics() -> None:
+    """Both estimators converge to the KL divergence of the two normals; the clip fraction is a count."""
+    torch.manual_seed(0)
+    old, new = Normal(torch.zeros(1).double(), 1.0), Normal(torch.full((1,), 0.3).double(), 1.1)
+    actions = old.sample((400_000,)).squeeze(1)
+    log_prob, old_log_prob = new.log_prob(actions), old.log_prob(actions)
+    _, metrics = compute_policy_loss(log_prob, old_log_prob, torch.zeros_like(actions), 0.2)
+    expected = kl_divergence(old, new).item()
+    assert metrics["losses/approx_kl"].item() == pytest.approx(expected, rel=0.01)
+    assert metrics["losses/old_approx_kl"].item() == pytest.approx(expected, rel=0.03)
+    assert metrics["losses/approx_kl"].item() != metrics["losses/old_approx_kl"].item()
+    ratios = np.exp((log_prob - old_log_prob).numpy())
+    assert metrics["losses/clipfrac"].item() == pytest.approx(np.mean((ratios < 0.8) | (ratios > 1.2)))
+
+
+def test_value_loss_by_cases() -> None:
+    """The worse of the two errors, halved; without clipping the plain one."""
+    for value, old_value, target, clipped_error, plain_error in [
+        (1.1, 1.0, 3.0, 1.9**2, 1.9**2),  # moved by less than 0.2
+        (2.0, 1.0, 3.0, 1.8**2, 1.0),  # moved far towards the target: counts as 1.2
+        (0.0, 1.0, 3.0, 9.0, 9.0),  # moved far from the target: its own error is worse than that of 0.8
+    ]:
+        new, old, returns = torch.tensor([[value], [old_value], [target]], dtype=torch.float64)
+        assert compute_value_loss(new, old, returns, 0.2)[0].item() == pytest.approx(0.5 * clipped_error)
+        assert compute_value_loss(new, old, returns, None)[0].item() == pytest.approx(0.5 * plain_error)
+
+
+@pytest.mark.parametrize("flags", [{}, {"norm_adv": False, "clip_vloss": False, "ent_coef": 0.1}, {"max_grad_norm": 0.01}])
+def test_updates_against_a_second_implementation(flags: dict[str, float]) -> None:
+    """Five steps in float64, every weight compared: networks, joint loss, gradient clipping and Adam, written another way."""
+    torch.manual_seed(0)
+    args = Args(log_std_init=-0.3, **flags)  # type: ignore[arg-type]
+    agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), args).double()
+    optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2, eps=1e-5, fused=True)
+
+    params = {name: p.detach().clone().requires_grad_() for name, p in agent.named_parameters()}
+    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in params.items()}
+
+    def forward(net: str, x: torch.Tensor) -> torch.Tensor:
+        for layer in (0, 2):
+            x = torch.tanh(x @ params[f"{net}.{layer}.weight"].T + params[f"{net}.{layer}.bias"])
+        return x @ params[f"{net}.4.weight"].T + params[f"{net}.4.bias"]
+
+    for t in range(1, 6):
+        obs, actions, log_prob = torch.randn(16, 2).double(), torch.randn(16, 1).double(), -torch.rand(16).double() - 1
+        advantages, returns, values = torch.randn(16).double(), torch.randn(16).double(), torch.randn(16).double()
+        update(agent, optimizer, (obs, actions, log_prob, advantages, returns, values), args)
+
+        policy = Normal(forward("actor.mean", obs), params["actor.log_std"].exp())
+        scaled = torch.as_tensor(scipy.stats.zscore(advantages.numpy(), ddof=1)) if args.norm_adv else advantages
+        surrogate, value_error = torch.zeros(()).double(), torch.zeros(()).double()
+        ratios, new_values = (policy.log_prob(actions).sum(1) - log_prob).exp(), forward("critic", obs)[:, 0]
+        for i in range(16):
+            low, high = ratios[i] * scaled[i], torch.clip(ratios[i], 0.8, 1.2) * scaled[i]
+            surrogate = surrogate + (low if low < high else high) / 16
+            errors = [(new_values[i] - returns[i]) ** 2]
+            if args.clip_vloss:
+                errors.append((values[i] + torch.clip(new_values[i] - values[i], -0.2, 0.2) - returns[i]) ** 2)
+            value_error = value_error + max(errors) / 16
+        loss = -surrogate - args.ent_coef * policy.entropy().sum(1).mean() + 0.5 * 0.5 * value_error
+
+        grads = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
+        norm = math.sqrt(sum(g.square().sum().item() for g in grads.values()))
+        for name, p in params.items():
+            g = grads[name] * min(1.0, args.max_grad_norm / (norm + 1e-6))
+            m, v = moments[name]
+            m.mul_(0.9).add_(0.1 * g)
+            v.mul_(0.999).add_(0.001 * g**2)
+            with torch.no_grad():
+                p -= 1e-2 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-5)
+    for name, p in agent.named_parameters():
+        torch.testing.assert_close(p, params[name], rtol=1e-6, atol=1e-9)
+
+
+def test_initial_weights() -> None:
+    """Orthogonal with the usual gains: sqrt(2) inside, 0.01 for the mean, 1 for the value; zero biases; the given noise."""
+    agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args(log_std_init=-0.5))
+    for net, output_gain in ((agent.actor.mean, 0.01), (agent.critic, 1.0)):
+        linears = [layer for layer in net if isinstance(layer, nn.Linear)]
+        assert [layer.out_features for layer in linears[:2]] == [64, 64]
+        for layer, gain in zip(linears, (math.sqrt(2), math.sqrt(2), output_gain), strict=True):
+            singular_values = torch.linalg.svdvals(layer.weight)
+            torch.testing.assert_close(singular_values, torch.full_like(singular_values, gain))
+            assert not layer.bias.any()
+    assert (agent.actor.log_std == -0.5).all()

@@ -1,0 +1,217 @@
+"""SAC's log-probability, losses and update against references in float64: torch.distributions and a second implementation."""
+
+import copy
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from torch import Tensor, nn
+from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
+from toy_envs import make_vector
+
+import sac_continuous
+from sac_continuous import Agent, Args, TwinLinear, sample_actions, update
+
+
+def squashed(mean: Tensor, log_std: Tensor) -> TransformedDistribution:
+    """The policy as torch.distributions builds it; the cache keeps the value before tanh, so nothing is inverted."""
+    return TransformedDistribution(Independent(Normal(mean, log_std.exp()), 1), [TanhTransform(cache_size=1)])
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 8.0])
+def test_squashed_log_probability_and_its_gradient(scale: float) -> None:
+    """Same noise in, same actions, log-probabilities and gradients out; scale 8 saturates tanh in most samples."""
+    torch.manual_seed(0)
+    mean = (scale * torch.randn(200, 3).double()).requires_grad_()
+    log_std = torch.randn(200, 3).double().requires_grad_()
+    weights = torch.randn(200).double()
+    torch.manual_seed(1)
+    actions, log_prob = sample_actions(mean, log_std)
+    grads = torch.autograd.grad((weights * log_prob).sum() + actions.sum(), [mean, log_std])
+    torch.manual_seed(1)
+    policy = squashed(mean, log_std)
+    expected_actions = policy.rsample()
+    expected_log_prob = policy.log_prob(expected_actions)
+    expected_grads = torch.autograd.grad((weights * expected_log_prob).sum() + expected_actions.sum(), [mean, log_std])
+    torch.testing.assert_close(actions, expected_actions, rtol=1e-12, atol=0)
+    torch.testing.assert_close(log_prob, expected_log_prob, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(grads, expected_grads, rtol=1e-7, atol=1e-9)
+
+
+def test_squashed_log_probability_is_a_density() -> None:
+    """In float32: exp(log_prob), averaged over actions drawn from it with weight 1 / density, measures the interval: 2."""
+    torch.manual_seed(0)
+    actions, log_prob = sample_actions(torch.full((400_000, 1), 0.2), torch.full((400_000, 1), -0.1))
+    inside = actions[:, 0].abs() < 0.9  # the weights have no finite variance at the ends
+    assert (inside / log_prob.exp()).mean().item() == pytest.approx(1.8, rel=0.01)
+
+
+def test_squashed_log_probability_stays_finite_in_float32() -> None:
+    """Where tanh is 1 in float32, log(1 - tanh^2) is minus infinity; the stable form is not."""
+    _, log_prob = sample_actions(torch.tensor([[50.0], [-50.0]]), torch.tensor([[-20.0], [-20.0]]))
+    noise_part = 20 - 0.5 * math.log(2 * math.pi)
+    for value in log_prob.tolist():  # log(1 - tanh(50)^2) = 2 log 2 - 100, and the noise term is at most a few
+        assert value == pytest.approx(noise_part - 2 * math.log(2) + 100, abs=8.0)
+
+
+def test_twin_linear_is_two_linear_layers() -> None:
+    """Values, and the range of the initial weights."""
+    torch.manual_seed(0)
+    twin, x = TwinLinear(64, 7), torch.randn(2, 5, 64)
+    for i in range(2):
+        layer = nn.Linear(64, 7)
+        layer.weight.data, layer.bias.data = twin.weight[i].T, twin.bias[i, 0]
+        torch.testing.assert_close(twin(x)[i], layer(x[i]))
+    torch.testing.assert_close(twin.weight.abs().max().item(), 1 / 8, rtol=0.05, atol=0)
+    torch.testing.assert_close(nn.Linear(64, 7).weight.abs().max().item(), 1 / 8, rtol=0.05, atol=0)
+    assert not torch.equal(twin.weight[0], twin.weight[1])
+
+
+class Reference:
+    """SAC once more, from the papers: separate critics, torch.distributions, no fused optimiser, no shared passes."""
+
+    def __init__(self, agent: Agent, args: Args) -> None:
+        self.args, agent = args, copy.deepcopy(agent)
+        self.actor, self.log_alpha = agent.actor, agent.log_alpha
+        self.q = [self.single_critic(agent.qf, i) for i in range(2)]
+        self.v = agent.vf if args.value_network else None
+        self.q_target, self.v_target = copy.deepcopy(self.q), copy.deepcopy(self.v)
+        q_params = [p for net in [*self.q, *([self.v] if self.v is not None else [])] for p in net.parameters()]
+        self.q_optimizer = torch.optim.Adam(q_params, lr=args.q_lr)
+        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=args.policy_lr)
+        self.alpha_optimizer = torch.optim.Adam([self.log_alpha], lr=args.alpha_lr)
+
+    @staticmethod
+    def single_critic(twin: Any, i: int) -> nn.Sequential:
+        """One of the batched critics as an ordinary network."""
+        linears = [nn.Linear(3, 256).double(), nn.Linear(256, 256).double(), nn.Linear(256, 1).double()]
+        twins = [layer for layer in twin.net if isinstance(layer, TwinLinear)]
+        for layer, twin_layer in zip(linears, twins, strict=True):
+            layer.weight.data, layer.bias.data = twin_layer.weight.data[i].T.clone(), twin_layer.bias.data[i, 0].clone()
+        return nn.Sequential(linears[0], nn.ReLU(), linears[1], nn.ReLU(), linears[2])
+
+    def min_q(self, nets: list[nn.Sequential], obs: Tensor, actions: Tensor) -> Tensor:
+        """The smaller of the two values."""
+        return torch.min(*(net(torch.cat([obs, actions], 1))[:, 0] for net in nets))
+
+    def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Fresh actions and their log-probabilities."""
+        distribution = squashed(*self.actor(obs))
+        actions = distribution.rsample()
+        return actions, distribution.log_prob(actions)
+
+    def update(self, batch: tuple[Tensor, ...], num_updates: int) -> None:
+        """Algorithm 1 of 2018b, or of 2018a with a value network."""
+        obs, actions, rewards, next_obs, terminations = batch
+        alpha = self.log_alpha.exp().item()
+        if self.v is None:
+            next_actions, next_log_prob = self.policy(next_obs)
+            next_value = self.min_q(self.q_target, next_obs, next_actions) - alpha * next_log_prob
+        else:
+            assert self.v_target is not None
+            next_value = self.v_target(next_obs)[:, 0]
+        target = torch.where(terminations.bool(), rewards, rewards + self.args.gamma * next_value).detach()
+        loss = sum(nn.functional.mse_loss(net(torch.cat([obs, actions], 1))[:, 0], target) for net in self.q)
+        if self.v is not None:
+            fresh, log_prob = self.policy(obs)
+            loss = loss + nn.functional.mse_loss(
+                self.v(obs)[:, 0], (self.min_q(self.q, obs, fresh) - alpha * log_prob).detach()
+            )
+        self.step(self.q_optimizer, loss)
+        if num_updates % self.args.policy_frequency == 0:
+            for _ in range(self.args.policy_frequency):
+                fresh, log_prob = self.policy(obs)
+                alpha = self.log_alpha.exp().item()
+                self.step(self.actor_optimizer, (alpha * log_prob - self.min_q(self.q, obs, fresh)).mean())
+                if self.args.autotune:
+                    target_entropy = -self.args.target_entropy_scale
+                    self.step(self.alpha_optimizer, (self.log_alpha.exp() * (-log_prob.detach() - target_entropy)).mean())
+        if num_updates % self.args.target_network_frequency == 0:
+            pairs = [(self.v, self.v_target)] if self.v is not None else list(zip(self.q, self.q_target, strict=True))
+            for net, target_net in pairs:
+                assert net is not None
+                assert target_net is not None
+                for p, p_target in zip(net.parameters(), target_net.parameters(), strict=True):
+                    p_target.data = (1 - self.args.tau) * p_target.data + self.args.tau * p.data
+
+    @staticmethod
+    def step(optimizer: torch.optim.Optimizer, loss: Any) -> None:
+        """A plain gradient step; gradients that strayed into other parameters are dropped by their next zero_grad."""
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"autotune": False, "alpha": 0.2},
+        {"policy_frequency": 2, "target_network_frequency": 3, "target_entropy_scale": 0.5},
+        {"value_network": True},
+        {"value_network": True, "autotune": False, "alpha": 0.2},
+    ],
+    ids=str,
+)
+def test_updates_against_a_second_implementation(flags: dict[str, Any]) -> None:
+    """Six updates in float64 from the same random numbers: every weight, target and the entropy coefficient are compared."""
+    torch.manual_seed(0)
+    args = Args(tau=0.1, alpha=flags.pop("alpha", 0.7), **flags)
+    agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), args).double()
+    reference = Reference(agent, args)
+    critics = [*agent.qf.parameters(), *(agent.vf.parameters() if args.value_network else [])]
+    optimizers = {
+        "policy": torch.optim.Adam(agent.actor.parameters(), lr=args.policy_lr, fused=True),
+        "q": torch.optim.Adam(critics, lr=args.q_lr, fused=True),
+        "alpha": torch.optim.Adam([agent.log_alpha], lr=args.alpha_lr, fused=True),
+    }
+    for num_updates in range(6):
+        torch.manual_seed(100 + num_updates)
+        obs, actions, rewards, next_obs = (torch.randn(shape).double() for shape in ((32, 2), (32, 1), 32, (32, 2)))
+        batch = (obs, actions.tanh(), rewards, next_obs, (torch.rand(32) < 0.3).double())
+        torch.manual_seed(200 + num_updates)
+        update(agent, optimizers, batch, args, num_updates)
+        torch.manual_seed(200 + num_updates)
+        reference.update(batch, num_updates)
+
+    close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-9)
+    close(agent.log_alpha, reference.log_alpha)
+    close(agent.actor.state_dict(), reference.actor.state_dict())
+    nets: list[tuple[Any, Any]] = [(Reference.single_critic(agent.qf, i), reference.q[i]) for i in range(2)]
+    if args.value_network:
+        nets += [(agent.vf, reference.v), (agent.vf_target, reference.v_target)]
+    else:
+        nets += [(Reference.single_critic(agent.qf_target, i), reference.q_target[i]) for i in range(2)]
+    for net, expected in nets:
+        close(net.state_dict(), expected.state_dict())
+
+
+def test_the_actors_loss_leaves_no_gradient_in_the_critics() -> None:
+    """What the actor's step does not need, it does not compute; the critics' own gradients are untouched."""
+    torch.manual_seed(0)
+    agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args())
+    loss, _, _ = sac_continuous.compute_actor_loss(agent, torch.randn(8, 2))
+    sac_continuous.gradient_step(torch.optim.Adam(agent.actor.parameters()), loss)
+    assert all(p.grad is None for p in agent.qf.parameters())
+    assert agent.log_alpha.grad is None
+    assert all(p.grad is not None for p in agent.actor.parameters())
+
+
+def test_the_normalisation_is_shared() -> None:
+    """With --norm-obs, an update on raw observations equals one without it on observations normalised by hand."""
+    torch.manual_seed(0)
+    envs = make_vector(AutoresetMode.SAME_STEP, 1)
+    agent, plain = Agent(envs, Args(norm_obs=True)), Agent(envs, Args())
+    agent.obs_rms.update(torch.randn(100, 2) * 3 + 5)
+    plain.load_state_dict(agent.state_dict())
+    obs, next_obs = torch.randn(16, 2) * 3 + 5, torch.randn(16, 2) * 3 + 5
+    other = torch.rand(16, 1), torch.randn(16)
+    for a, o, n in ((agent, obs, next_obs), (plain, agent.obs_rms.normalize(obs), agent.obs_rms.normalize(next_obs))):
+        groups = {"policy": a.actor.parameters(), "q": a.qf.parameters(), "alpha": [a.log_alpha]}
+        optimizers = {name: torch.optim.Adam(params) for name, params in groups.items()}
+        torch.manual_seed(1)
+        update(a, optimizers, (o, other[0], other[1], n, torch.zeros(16)), Args(), 0)
+    torch.testing.assert_close(agent.state_dict(), plain.state_dict(), rtol=0, atol=0)

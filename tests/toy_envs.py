@@ -1,0 +1,73 @@
+"""Environments whose observations say where they are, so that a test can tell what was stored."""
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+LENGTH = 5
+
+
+class Counting(gym.Env):
+    """Observes (episode, step), rewards 10 * episode + step; even episodes terminate, odd ones run out."""
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self) -> None:
+        self.episode, self.step_count = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begins the next episode."""
+        super().reset(seed=seed)
+        self.episode, self.step_count = self.episode + 1, 0
+        return np.array([self.episode, 0.0]), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Counts."""
+        self.step_count += 1
+        ends, terminates = self.step_count == LENGTH, self.episode % 2 == 0
+        reward = 10.0 * self.episode + self.step_count
+        return np.array([self.episode, self.step_count], float), reward, ends and terminates, ends and not terminates, {}
+
+
+class Nested(gym.Env):
+    """Dict observations, and actions of two dimensions whose bounds are not those of the policy."""
+
+    observation_space = Dict({"position": Box(-1.0, 1.0, (2, 2), np.float32), "mode": Discrete(3)})
+    action_space = Box(np.array([[-3.0, 0.0]], np.float32), np.array([[1.0, 10.0]], np.float32))
+    seen: list[np.ndarray] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A random observation."""
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Remembers the action."""
+        assert self.action_space.contains(action)
+        self.seen.append(action)
+        return self.observation_space.sample(), 0.0, bool(self.np_random.random() < 0.1), False, {}
+
+
+class Unbounded(Counting):
+    """Its actions have no bounds."""
+
+    action_space = Box(-np.inf, np.inf, (1,), np.float32)
+
+
+def make_vector(mode: AutoresetMode, num_envs: int) -> VectorEnv:
+    """A vector environment as a task with its own `vector_entry_point` would bring it."""
+    return SyncVectorEnv([Counting] * num_envs, autoreset_mode=mode)
+
+
+gym.register("Counting-v0", entry_point="toy_envs:Counting")
+gym.register("Nested-v0", entry_point="toy_envs:Nested", max_episode_steps=20)
+gym.register("Unbounded-v0", entry_point="toy_envs:Unbounded")
+for autoreset_mode in AutoresetMode:
+    creator = partial(make_vector, autoreset_mode)  # takes num_envs, as `gym.make_vec` passes it
+    gym.register(f"Counting{autoreset_mode.value}-v0", vector_entry_point=creator)
