@@ -56,7 +56,7 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    """PPO for continuous control: trains on any Gymnasium task with a Box action space."""
+    """SAC for continuous control: trains on any Gymnasium task with a Box action space."""
 
     # --- experiment ---
     exp_name: str = Path(__file__).stem
@@ -149,15 +149,15 @@ def fail(message: str) -> NoReturn:
 
 def check_args(args: Args) -> None:
     """Refuses what no run can use, in one sentence that names the flag and what it takes."""
-    limits = {
-        (0, 1): "gamma tau",
-        (1, 1e12): "eval_episodes num_envs total_timesteps batch_size policy_frequency target_network_frequency log_freq",
-        (0, 1e12): "eval_freq learning_starts updates_per_step policy_lr q_lr alpha_lr target_entropy_scale",
-        (0, 2**31): "seed",
-        (1e-9, 1e9): "alpha",
-        (args.num_envs, 1e12): "buffer_size",
-    }
-    for (low, high), names in limits.items():
+    limits: list[tuple[float, float, str]] = [
+        (0, 1, "gamma tau"),
+        (1, 1e12, "eval_episodes num_envs total_timesteps batch_size policy_frequency target_network_frequency log_freq"),
+        (0, 1e12, "eval_freq learning_starts updates_per_step policy_lr q_lr alpha_lr target_entropy_scale"),
+        (0, 2**31, "seed"),
+        (1e-9, 1e9, "alpha"),
+        (args.num_envs, 1e12, "buffer_size"),
+    ]
+    for low, high, names in limits:
         for name in names.split():
             value = getattr(args, name)
             if value is not None and not low <= value <= high:  # NaN fails this, too
@@ -178,11 +178,18 @@ def check_args(args: Args) -> None:
             fail("--track takes a W&B account: log in with `wandb login`, or set WANDB_MODE=offline")
     if args.upload_model:
         from huggingface_hub import get_token
+        from huggingface_hub.utils import HFValidationError, validate_repo_id
 
         if args.hf_entity is None or not args.save_model:
             fail("--upload-model takes --save-model and --hf-entity NAME, a user or organisation on the Hugging Face Hub")
         if get_token() is None:
             fail("--upload-model takes a Hugging Face account: log in with `hf auth login`, or set HF_TOKEN")
+        try:
+            validate_repo_id(hub_repo_id(args))
+        except HFValidationError as error:
+            fail(
+                f"--upload-model takes --hf-entity and --exp-name that make a repository's name: {' '.join(str(error).split())}"
+            )
 
 
 # === Environments =====================================================================================================
@@ -573,13 +580,16 @@ def load_model(folder: Path) -> tuple[Agent, Args]:
     return agent, args
 
 
+def hub_repo_id(args: Args) -> str:
+    """Name of the run's repository on the Hugging Face Hub."""
+    return f"{args.hf_entity}/" + re.sub(r"[^\w.-]", "-", f"{args.env_id}-{args.exp_name}-seed{args.seed}", flags=re.ASCII)
+
+
 def upload_model(folder: Path, args: Args, metrics: dict[str, float]) -> None:
     """Writes a model card into the run folder, and uploads the folder to the Hugging Face Hub."""
     from huggingface_hub import EvalResult, HfApi, ModelCardData
-    from huggingface_hub.errors import HfHubHTTPError
 
     result = f"{metrics['eval/return_mean']:.2f} +/- {metrics['eval/return_std']:.2f}"
-    repo_name = re.sub(r"[^\w.-]", "-", f"{args.env_id}-{args.exp_name}-seed{args.seed}")
     card = ModelCardData(
         library_name="pytorch",
         tags=["reinforcement-learning", "deep-reinforcement-learning", args.exp_name, args.env_id],
@@ -588,19 +598,20 @@ def upload_model(folder: Path, args: Args, metrics: dict[str, float]) -> None:
     )
     command = shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
     versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, Gymnasium {gym.__version__}"
-    (folder / "README.md").write_text(
-        f"---\n{card.to_yaml()}\n---\n\n# {args.exp_name} on {args.env_id}\n\n"
-        f"Return of the final deterministic policy: {result} over {args.eval_episodes} episodes.\n\n"
-        f"Trained with {versions}:\n\n    {command}\n\n"
-        f"Play it again, from a download of this repository:\n\n    python {Path(__file__).name} --evaluate FOLDER\n"
-    )
     try:
+        (folder / "README.md").write_text(
+            f"---\n{card.to_yaml()}\n---\n\n# {args.exp_name} on {args.env_id}\n\n"
+            f"Return of the final deterministic policy: {result} over {args.eval_episodes} episodes.\n\n"
+            f"Trained with {versions}:\n\n    {command}\n\n"
+            f"Play it again, from a download of this repository:\n\n    python {Path(__file__).name} --evaluate FOLDER\n"
+        )
         api = HfApi()
-        repo_id = api.create_repo(f"{args.hf_entity}/{repo_name}", exist_ok=True).repo_id
+        repo_id = api.create_repo(hub_repo_id(args), exist_ok=True).repo_id
         url = api.upload_folder(repo_id=repo_id, folder_path=folder, ignore_patterns=["wandb/*", "checkpoint*"])
         print(f"uploaded: {url}")
-    except (HfHubHTTPError, OSError) as error:
-        print(f"warning: --upload-model failed, and all is still in {folder}: {error}", file=sys.stderr)
+    except Exception as error:  # network, server and library each have errors of their own, and none may cost the run
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        print(f"warning: --upload-model failed, and all is still in {folder}: {reason}", file=sys.stderr)
 
 
 # === Main =============================================================================================================
@@ -736,6 +747,8 @@ def main(args: Args) -> None:
         log_metrics(writer, metrics, global_step, args)
         print(describe(metrics, args.eval_episodes))
     writer.close()
+    for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        signal.signal(signum, handler)  # nothing is left to lose: a stop signal ends a transfer that hangs
     if args.track:
         wandb.finish()
     if args.upload_model and not stop_signals:
@@ -743,8 +756,6 @@ def main(args: Args) -> None:
     print(f"run folder: {folder}\nnext: tensorboard --logdir runs")
     if args.save_model:
         print(f"      python {Path(__file__).name} --evaluate {folder} --eval-episodes {args.eval_episodes} --capture-video")
-    for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-        signal.signal(signum, handler)
     if stop_signals:
         raise SystemExit(128 + stop_signals[0])
 

@@ -37,7 +37,7 @@ BOTH = [
     ("--no-such-flag", "1"),
     ("--upload-model", ""),  # no --hf-entity
     ("--evaluate", "runs/none"),
-]
+]  # with --total-timesteps 600, so that a value that slips through does not train for long
 PPO = [
     ("--learning-rate", "-1e-3"),
     ("--learning-rate", "nan"),
@@ -95,7 +95,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("name", "flag", "value"), CASES)
 def test_bad_flag(name: str, flag: str, value: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Alone beside good defaults."""
-    task = () if flag == "--env-id" else ("--env-id", "Pendulum-v1")
+    task = ("--total-timesteps", "600", *(() if flag == "--env-id" else ("--env-id", "Pendulum-v1")))
     stderr = run(__import__(name), capsys, *task, *((flag, value) if flag != "--upload-model" else (flag,)))
     named = "--env-id" if value == "native" else flag
     assert named in stderr
