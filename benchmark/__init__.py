@@ -1,0 +1,1 @@
+"""What produced the README's numbers."""
