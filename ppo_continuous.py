@@ -667,7 +667,8 @@ def main(args: Args) -> None:
             last_eval = metrics["eval/return_mean"]
         log_metrics(writer, metrics, global_step, args)
         progress.update(args.batch_size)
-        status = f"return {last_return:.1f}, evaluation {last_eval:.1f}"
+        scores = {"return": last_return, "evaluation": last_eval}
+        status = ", ".join(f"{name} {score:.1f}" for name, score in scores.items() if not math.isnan(score))
         progress.set_postfix_str(status, refresh=False)
         log_step, log_time = global_step, time.time()
         if progress.disable and log_time - line_time > 30:
