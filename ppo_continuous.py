@@ -182,7 +182,7 @@ def check_args(args: Args) -> None:
         try:
             is_logged_in = wandb.login(prompt=False)
         except wandb.Error as error:
-            fail(f"--track cannot log in to W&B: {error}")
+            fail(f"--track cannot log in to W&B: {' '.join(str(error).split())}")
         if not is_logged_in:
             fail("--track takes a W&B account: log in with `wandb login`, or set WANDB_MODE=offline")
     if args.upload_model:
@@ -196,9 +196,7 @@ def check_args(args: Args) -> None:
         try:
             validate_repo_id(hub_repo_id(args))
         except HFValidationError as error:
-            fail(
-                f"--upload-model takes --hf-entity and --exp-name that make a repository's name: {' '.join(str(error).split())}"
-            )
+            fail(f"--upload-model takes an --hf-entity and --exp-name that the Hub allows: {' '.join(str(error).split())}")
 
 
 # === Environments =====================================================================================================
