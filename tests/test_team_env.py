@@ -1,0 +1,627 @@
+"""The door to PettingZoo games: who is in which team, what each row of an array is, who wins, and what is refused."""
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import toy_games
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Space, Tuple
+from pettingzoo.classic.rps import rps
+from pettingzoo.utils.conversions import turn_based_aec_to_parallel
+from pettingzoo.utils.env_logger import EnvLogger
+from toy_games import DUEL, Plan, Spaces
+
+from utils.team_env import PettingZooGames, Team, TeamEnv, make_team_env, make_teams, name_teams, play_games
+
+OBS = Box(-np.inf, np.inf, (4,))
+TWO_ON_ONE: Spaces = {agent: (OBS, Discrete(2)) for agent in ("red_0", "red_1", "blue_0")}
+
+
+def make_toy(spaces: Spaces, plan: Plan, num_games: int = 1, **kwargs: Any) -> PettingZooGames:
+    """A planned game through the door, before its first reset."""
+    env = make_team_env("toy_games", num_games, {"spaces": spaces, "plan": plan, **kwargs})
+    assert isinstance(env, PettingZooGames)
+    return env
+
+
+def random_actions(env: TeamEnv) -> list[np.ndarray]:
+    """Of both teams."""
+    return [env.scripted_actions("random", team) for team in range(2)]
+
+
+def random_play(env: TeamEnv) -> Callable[[int, np.ndarray], np.ndarray]:
+    """As `play_games` takes it."""
+    return lambda team, obs: env.scripted_actions("random", team)
+
+
+# --- teams ---
+
+
+@pytest.mark.parametrize(
+    ("agents", "teams"),
+    [
+        (["adversary_0", "adversary_1", "agent_0"], {"adversary": ("adversary", [0, 1]), "agent": ("agent", [2])}),
+        (["player_0", "player_1"], {"player_0": ("player", [0]), "player_1": ("player", [1])}),
+        (["agent 1", "agent 2"], {"agent 1": ("agent", [0]), "agent 2": ("agent", [1])}),
+        (["first_0", "second_0"], {"first": ("first", [0]), "second": ("second", [1])}),
+        (["blue1", "red1", "blue2", "red2"], {"blue": ("blue", [0, 2]), "red": ("red", [1, 3])}),
+        (["alice", "bob"], {"alice": ("alice", [0]), "bob": ("bob", [1])}),
+        (["p_0", "p_1", "p_2"], {"p": ("p", [0, 1, 2])}),
+        (["B?team=7", "B?team=3"], {"B?team=7": ("B", [0]), "B?team=3": ("B", [1])}),
+        (
+            ["S?team=1&agent=0", "S?team=0&agent=1", "S?team=1&agent=2", "S?team=0&agent=3"],
+            {"S?team=1": ("S", [0, 2]), "S?team=0": ("S", [1, 3])},
+        ),
+        (["S?team=0?agent_id=4", "G?team=1?agent_id=5"], {"S?team=0": ("S", [0]), "G?team=1": ("G", [1])}),
+        (["S?team=0_1", "S?team=0_2"], {"S?team=0": ("S", [0, 1])}),
+    ],
+)
+def test_names_of_agents_make_teams(agents: list[str], teams: dict[str, tuple[str, list[int]]]) -> None:
+    """In the order in which they first appear."""
+    expected = {team: (behavior, [agents[i] for i in members]) for team, (behavior, members) in teams.items()}
+    assert list(name_teams(agents).items()) == list(expected.items())
+
+
+def test_flags_override_names() -> None:
+    """--teams groups the agents, with one policy if both are alike; --symmetric and --no-symmetric have the last word."""
+
+    def behaviors(agents: list[str], teams: dict[str, list[str]] | None, symmetric: bool | None) -> list[tuple[str, str]]:
+        env = toy_games.parallel_env({agent: (OBS, Discrete(2)) for agent in agents})
+        return [(team.name, team.behavior) for team in make_teams("toy", env, teams, symmetric)]
+
+    pair, three, four = ["p_0", "p_1"], ["a_0", "a_1", "b_0"], ["p_0", "p_1", "p_2", "p_3"]
+    assert behaviors(pair, None, None) == [("p_0", "p"), ("p_1", "p")]
+    assert behaviors(pair, None, False) == [("p_0", "p_0"), ("p_1", "p_1")]
+    assert behaviors(["x", "y"], None, None) == [("x", "x"), ("y", "y")]
+    assert behaviors(["x", "y"], None, True) == [("x", "shared"), ("y", "shared")]
+    assert behaviors(["G?team=1", "S?team=0"], None, False) == [("G?team=1", "G"), ("S?team=0", "S")]
+    assert behaviors(three, {"one": ["b_0"], "two": ["a_1", "a_0"]}, None) == [("one", "one"), ("two", "two")]
+    halves = {"odd": ["p_3", "p_1"], "even": ["p_0", "p_2"]}
+    assert behaviors(four, halves, None) == [("odd", "shared"), ("even", "shared")]
+    assert behaviors(four, halves, False) == [("odd", "odd"), ("even", "even")]
+    env = toy_games.parallel_env({agent: (OBS, Discrete(2)) for agent in four})
+    assert make_teams("toy", env, halves, None)[0] == Team("odd", "shared", ("p_3", "p_1"), 4, 1, (2,))
+
+
+# --- refusals ---
+
+BAD_TEAMS: list[tuple[dict[str, list[str]], str]] = [
+    ({"a": ["red_0"], "b": ["blue_0", "green_0"]}, "each of its agents once, and no other: red_0, blue_0"),
+    ({"a": ["red_0"], "b": []}, "each of its agents once"),
+    ({"a": ["red_0", "blue_0"], "b": []}, "each of its agents once"),
+    ({"a": ["red_0"], "b": ["red_0", "blue_0"]}, "each of its agents once"),
+    ({"a": ["red_0", "blue_0"]}, "two teams"),
+]
+BAD_SPACES: list[tuple[Spaces, str]] = [
+    ({"p_0": (OBS, Discrete(2))}, r"--teams that make two teams of its agents, which are 1 now \(p: p_0\)"),
+    ({"p_0": DUEL["red_0"], "p_1": DUEL["red_0"], "p_2": DUEL["red_0"]}, "which are 1 now"),
+    ({"a": DUEL["red_0"], "b": DUEL["red_0"], "c": DUEL["red_0"]}, "which are 3 now"),
+    ({}, "no possible_agents"),
+    ({"a": (OBS, MultiBinary(3)), "b": (OBS, Discrete(2))}, "those of a are MultiBinary"),
+    ({"a": (OBS, Discrete(2)), "b": (OBS, Box(-np.inf, 1.0, (2,)))}, "finite bounds, and those of b are Box"),
+    ({"a": (OBS, Box(0, 5, (2,), np.int64)), "b": (OBS, Discrete(2))}, "Box of real numbers"),
+    ({"a": (OBS, Tuple([Discrete(2)])), "b": (OBS, Discrete(2))}, "those of a are Tuple"),
+    ({"a": (Sequence(OBS), Discrete(2)), "b": (OBS, Discrete(2))}, "observations that flatten to a vector, and those of a"),
+    ({"a_0": (OBS, Discrete(2)), "a_1": (OBS, Box(-1, 1, (2,))), "b": (OBS, Discrete(2))}, "and a is of both"),
+    ({"p_0": (OBS, Discrete(2)), "p_1": (OBS, Discrete(3))}, r"--no-symmetric: .*p_0 has .*\(2,\).* and p_1 has .*\(3,\)"),
+    ({"p_0": (OBS, Discrete(2)), "p_1": (Discrete(9), Discrete(2))}, "--no-symmetric"),
+]
+
+
+@pytest.mark.parametrize(("teams", "message"), BAD_TEAMS)
+def test_bad_teams_are_refused(teams: dict[str, list[str]], message: str) -> None:
+    """Unknown agents, forgotten ones, ones that are named twice, and other than two teams."""
+    with pytest.raises(ValueError, match=f"^toy_games takes .*{message}"):
+        make_team_env("toy_games", 1, teams=teams)
+
+
+@pytest.mark.parametrize(("spaces", "message"), BAD_SPACES)
+def test_bad_spaces_are_refused(spaces: Spaces, message: str) -> None:
+    """What no policy here can play, and what one policy cannot play for two teams."""
+    with pytest.raises(ValueError, match=f"^toy_games takes .*{message}"):
+        make_toy(spaces, [{}])
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "message"),
+    [
+        ("no_such_game", {}, "neither sumo nor pursuit nor a module.*ModuleNotFoundError: No module named 'no_such_game'"),
+        ("", {}, "neither sumo nor pursuit"),
+        ("..up", {}, "neither sumo nor pursuit"),
+        ("broken_game", {}, "neither sumo.*RuntimeError: in two lines"),
+        ("empty_game", {}, "function parallel_env or env, and that module has neither"),
+        ("lone_game", {}, "names are strings"),
+        ("toy_games", {"size": 3}, "cannot be made: TypeError: .*size"),
+        ("mpe2.simple_push_v3", {"max_cycle": 3}, "cannot be made: TypeError: .*max_cycle"),
+        ("pettingzoo.classic.rps_v2", {"num_actions": 4}, "cannot be made: AssertionError: .*must be an odd number"),
+        ("sumo", {"no_such_option": 3}, "cannot be made: .*no_such_option"),
+        ("pursuit", {"num_games": 3}, "cannot be made: .*num_games"),
+    ],
+)
+def test_bad_modules_are_refused(
+    env_id: str, kwargs: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one sentence that begins with the name, and the path of modules stays as it was."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken_game.py").write_text("raise RuntimeError('in two\\nlines')\n")
+    (tmp_path / "empty_game.py").write_text("")
+    (tmp_path / "lone_game.py").write_text("class Game:\n    possible_agents = [0, 1]\n\n\nparallel_env = Game\n")
+    path = sys.path[:]
+    with pytest.raises(ValueError, match=f"^{env_id.replace('.', '[.]')} .*{message}") as refusal:
+        make_team_env(env_id, 1, kwargs)
+    assert "\n" not in str(refusal.value)
+    assert sys.path == path
+
+
+def test_rendering_is_checked_when_a_game_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first copy is made for it; a game that cannot do it is refused before it is played."""
+    env = make_team_env("toy_games", 2, render=True)
+    assert isinstance(env, PettingZooGames)
+    assert [getattr(game, "render_mode", None) for game in env.envs] == ["rgb_array", None]
+    env.reset(0)
+    assert env.render().shape == (4, 6, 3)
+    monkeypatch.chdir(tmp_path)
+    lines = "import toy_games\n\n\nclass Dark(toy_games.Planned):\n    def render(self):\n        return None\n\n\n"
+    (tmp_path / "dark_game.py").write_text(
+        f"{lines}def parallel_env(render_mode=None):\n    return Dark(toy_games.DUEL, toy_games.SHORT)\n"
+    )
+    make_team_env("dark_game", 1)
+    with pytest.raises(ValueError, match="^dark_game cannot be made: TypeError: it renders no array"):
+        make_team_env("dark_game", 1, render=True)
+
+
+def test_a_game_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is found there."""
+    (tmp_path / "my_own_game.py").write_text("from toy_games import parallel_env\n")
+    monkeypatch.chdir(tmp_path)
+    assert [team.name for team in make_team_env("my_own_game", 1).teams] == ["red", "blue"]
+
+
+def test_built_in_games() -> None:
+    """Come through the same door, with the same flag for their policies."""
+    assert {team.behavior for team in make_team_env("sumo", 2).teams} == {"sumo"}
+    assert len({team.behavior for team in make_team_env("sumo", 2, symmetric=False).teams}) == 2
+    assert [len(team.agents) for team in make_team_env("pursuit", 2).teams] == [2, 1]
+    with pytest.raises(ValueError, match="^pursuit takes --no-symmetric"):
+        make_team_env("pursuit", 2, symmetric=True)
+    with pytest.raises(ValueError, match="^sumo takes no --teams"):
+        make_team_env("sumo", 2, teams={"a": ["left_0"], "b": ["right_0"]})
+
+
+# --- arrays ---
+
+
+def test_a_game_that_ends_begins_anew_in_the_same_step() -> None:
+    """Observations [game, step, agent]; the last one of a game is in final_obs alone, and only the first reset is seeded."""
+    end = {agent: {"reward": 2.5, "end": "truncation"} for agent in DUEL}
+    env = make_toy(DUEL, [{}, {}, end], num_games=2)
+    obs = env.reset(5)
+    np.testing.assert_array_equal(obs[1][:, 0, :3], [[0, 0, 1]] * 2)
+    for now in range(1, 7):
+        step = env.step(random_actions(env))
+        game, ends = (now - 1) // 3, now % 3 == 0
+        np.testing.assert_array_equal(step.final_obs[0][:, 0, :3], [[game, (now - 1) % 3 + 1, 0]] * 2)
+        np.testing.assert_array_equal(step.obs[0][:, 0, :3], [[game + ends, now % 3, 0]] * 2)
+        assert (step.obs[0] == step.final_obs[0]).all() == (not ends)
+        for team in range(2):
+            np.testing.assert_array_equal(step.rewards[team], [[2.5 * ends]] * 2)
+            assert (step.truncations[team] == ends).all()
+            assert not step.terminations[team].any()
+            assert env.alive[team].all()
+        assert (step.over == ends).all()
+    for copy in env.envs:
+        assert isinstance(copy, toy_games.Planned)
+        assert isinstance(copy.seeds[0], int)
+        assert copy.seeds[1:] == [None, None]
+    assert step.obs[0].dtype == step.final_obs[0].dtype == step.rewards[0].dtype == np.float32
+    assert step.terminations[0].dtype == step.truncations[0].dtype == step.over.dtype == bool
+
+
+def test_copies_are_at_different_points_of_their_games() -> None:
+    """A game's end leaves the other games alone."""
+    short = [{}, {agent: {"end": "termination"} for agent in DUEL}]
+    teams = make_teams("toy", toy_games.parallel_env(), None, None)
+    env = PettingZooGames([toy_games.Planned(DUEL, short), toy_games.Planned(DUEL, [{}, *short])], teams)
+    env.reset(0)
+    overs, steps = [], []
+    for _ in range(6):
+        step = env.step(random_actions(env))
+        overs.append(step.over.tolist())
+        steps.append(step.obs[1][:, 0, :2].tolist())
+    assert overs == [[False, False], [True, False], [False, True], [True, False], [False, False], [True, True]]
+    assert steps[2] == [[1, 1], [1, 0]]
+    assert steps[4] == [[2, 1], [1, 2]]
+
+
+@pytest.mark.parametrize("lingers", [False, True])
+@pytest.mark.parametrize("end", ["termination", "truncation", "vanishing"])
+def test_an_agent_that_leaves_early(end: str, lingers: bool) -> None:
+    """Is flagged once, in the step in which it leaves; from then on it is not asked, sees zeros and earns nothing."""
+    plan: Plan = [{}, {"red_1": {"reward": 3.0, "end": end}}, {"red_0": {"reward": 1.0}, "red_1": {"reward": 9.0}}, {}]
+    env = make_toy(TWO_ON_ONE, plan, lingers=lingers)
+    obs = env.reset(0)[0]
+    assert (obs[0, 1] != 0).any()
+    flags, alive, last_seen, rewards = [], [], [], []
+    for _ in range(4):
+        step = env.step(random_actions(env))
+        flags.append([step.terminations[0][0, 1], step.truncations[0][0, 1]])
+        alive.append(env.alive[0][0].tolist())
+        rewards.append(step.rewards[0][0, 1])
+        last_seen.append((step.obs[0][0, 1, :3].tolist(), step.final_obs[0][0, 1, :3].tolist()))
+    expected = [end != "truncation", end == "truncation"]
+    assert flags == [[False, False], expected, [False, False], [False, False]]
+    assert alive == [[True, True], [True, False], [True, False], [True, True]]
+    assert last_seen[0] == ([0, 1, 1], [0, 1, 1])
+    assert last_seen[1] == ([0, 0, 0], [0, 1, 1] if end == "vanishing" else [0, 2, 1])  # the last that it was told
+    assert last_seen[2] == ([0, 0, 0], [0, 0, 0])
+    assert last_seen[3] == ([1, 0, 1], [0, 0, 0])
+    assert step.over.all()
+    assert step.terminations[0].tolist() == [[True, False]]
+    last_reward = 0.0 if end == "vanishing" else 3.0
+    assert rewards == [0.0, last_reward, 0.0, 0.0]
+    assert step.scores.tolist() == [[(last_reward + 1.0) / 2, 0.0]]
+
+
+class Late(toy_games.Planned):
+    """Its agent red_1 joins with the first step."""
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        observations, infos = super().reset(seed)
+        self.agents.remove("red_1")
+        return {agent: observations[agent] for agent in self.agents}, {}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        results = super().step(actions)
+        if self.now == 1:
+            self.agents.append("red_1")
+            results[0]["red_1"] = self.observe("red_1")
+        return results
+
+
+def test_an_agent_that_joins_later() -> None:
+    """Is not asked before, and acts from then on."""
+    game = Late(TWO_ON_ONE, [{}, {}])
+    env = PettingZooGames([game], make_teams("late", game, None, None))
+    obs = env.reset(0)[0]
+    assert (env.alive[0].tolist(), obs[0, 1].tolist()) == ([[True, False]], [0.0] * 4)
+    step = env.step(random_actions(env))
+    assert (env.alive[0].tolist(), step.obs[0][0, 1, :3].tolist()) == ([[True, True]], [0.0, 1.0, 1.0])
+    assert not step.terminations[0].any()
+    assert env.step(random_actions(env)).over.all()
+    assert [sorted(actions) for actions in game.received] == [["blue_0", "red_0"], ["blue_0", "red_0", "red_1"]]
+
+
+def test_a_game_outlives_one_of_its_teams() -> None:
+    """It is over when nobody is left, not when a team is gone."""
+    env = make_toy(TWO_ON_ONE, [{"blue_0": {"end": "termination"}}, {}, {"red_1": {"reward": 2.0}}])
+    env.reset(0)
+    overs = []
+    for _ in range(3):
+        step = env.step(random_actions(env))
+        overs.append(step.over.tolist())
+    assert overs == [[False], [False], [True]]
+    assert step.scores.tolist() == [[1.0, 0.0]]
+
+
+def test_what_was_returned_is_not_overwritten() -> None:
+    """Neither arrays of a step nor who was alive and what was legal before it."""
+    plan: Plan = [{"red_0": {"end": "truncation"}}, {}, {}]
+    env = make_toy(TWO_ON_ONE, plan, num_games=2)
+    held: list[np.ndarray] = [*env.reset(0)]
+    copies = [array.copy() for array in held]
+    for _ in range(5):
+        new = [*env.alive, *(mask for mask in env.action_masks if mask is not None)]
+        for part in env.step(random_actions(env)):
+            new += part if isinstance(part, list) else [part]
+        held, copies = held + new, copies + [array.copy() for array in new]
+        held, copies = held[-60:], copies[-60:]
+    assert all((array == copy).all() for array, copy in zip(held, copies, strict=True))
+
+
+def test_box_actions_reach_the_bounds_of_each_agent() -> None:
+    """[-1, 1] is mapped linearly and clipped; what a smaller agent has no use for is ignored."""
+    wide = Box(np.array([[-3.0, 0.0], [5.0, -1e3]], np.float32), np.array([[1.0, 10.0], [6.0, 1e3]], np.float32))
+    narrow = Box(0.0, 0.1, (1,), np.float64)
+    env = make_toy({"red_0": (OBS, wide), "red_1": (OBS, narrow), "blue_0": (OBS, narrow)}, [{}])
+    assert [(team.action_dim, team.branches) for team in env.teams] == [(4, ()), (1, ())]
+    assert env.action_masks == [None, None]
+    env.reset(0)
+    red = np.array([[[-1.0, 0.2, 7.0, -0.5], [0.3, 9.0, -9.0, 0.0]]], np.float32)
+    env.step([red, np.array([[[-2.0]]], np.float32)])
+    assert isinstance(env.envs[0], toy_games.Planned)
+    (received,) = env.envs[0].received
+    np.testing.assert_allclose(received["red_0"], [[-3.0, 6.0], [6.0, -500.0]], rtol=1e-6)
+    np.testing.assert_allclose(received["red_1"], [np.interp(0.3, [-1, 1], [0, 0.1])], rtol=1e-6)
+    np.testing.assert_array_equal(received["blue_0"], [0.0])
+    assert received["red_1"].dtype == np.float64
+
+
+def test_discrete_actions_and_observations_of_unequal_agents() -> None:
+    """Actions count from each space's start, masks forbid what a smaller agent has not, and observations are flat."""
+    nested = Dict({"b": Box(0, 1, (2, 2)), "a": Discrete(3)})
+    spaces: dict[str, tuple[Space, Space]] = {
+        "red_0": (Discrete(6), MultiDiscrete([2, 4], start=[10, 20])),
+        "red_1": (OBS, Discrete(3, start=-1)),
+        "blue_0": (nested, Discrete(2)),
+    }
+    env = make_toy(spaces, [{}] * 300)
+    assert [(t.obs_dim, t.action_dim, t.branches) for t in env.teams] == [(6, 2, (3, 4)), (7, 1, (2,))]
+    game = env.envs[0]
+    assert isinstance(game, toy_games.Planned)
+    game.observe = lambda agent: {"a": 2, "b": np.eye(2)} if agent == "blue_0" else toy_games.Planned.observe(game, agent)  # type: ignore[method-assign]
+    obs = env.reset(0)
+    np.testing.assert_array_equal(obs[0][0, 0], [0, 1, 0, 0, 0, 0])  # Discrete observations are one-hot
+    np.testing.assert_array_equal(obs[0][0, 1, [0, 1, 2, 4, 5]], [0, 0, 1, 0, 0])
+    np.testing.assert_array_equal(obs[1][0, 0], [0, 0, 1, 1, 0, 0, 1])
+    masks = env.action_masks[0]
+    assert masks is not None
+    assert masks.astype(int).tolist() == [[[1, 1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0]]]
+    env.step([np.array([[[1, 3], [0, 0]]]), np.array([[[1]]])])
+    received = game.received[0]
+    assert (received["red_0"].tolist(), received["red_1"], received["blue_0"]) == ([11, 23], -1, 1)
+    for _ in range(200):
+        env.step(random_actions(env))
+    seen = [{tuple(np.ravel(actions[agent])) for actions in game.received[1:]} for agent in spaces]
+    assert seen == [{(i, j) for i in (10, 11) for j in (20, 21, 22, 23)}, {(-1,), (0,), (1,)}, {(0,), (1,)}]
+
+
+def test_masks_from_info() -> None:
+    """Of a Discrete as one array, of a MultiDiscrete one for each branch; where nothing is legal, the first action is."""
+    spaces: Spaces = {"red_0": (OBS, Discrete(3)), "blue_0": (OBS, MultiDiscrete([2, 3]))}
+    first = {"red_0": {"action_mask": np.array([0, 1, 1], np.int8)}, "blue_0": {"action_mask": (np.array([0, 1]), [1, 0, 1])}}
+    later = {"red_0": {"info": {"action_mask": np.zeros(3)}}, "blue_0": {"info": {"action_mask": np.array([0, 0, 0, 0, 1])}}}
+    env = make_toy(spaces, [later, {}, {}], first_infos=first)
+
+    def masks() -> list[list[int]]:
+        return [mask[0, 0].astype(int).tolist() for mask in env.action_masks if mask is not None]
+
+    env.reset(0)
+    assert masks() == [[0, 1, 1], [0, 1, 1, 0, 1]]
+    env.step(random_actions(env))
+    assert masks() == [[1, 0, 0], [1, 0, 0, 0, 1]]
+    env.step(random_actions(env))
+    assert masks() == [[1, 1, 1], [1, 1, 1, 1, 1]]
+    env.step(random_actions(env))
+    assert masks() == [[0, 1, 1], [0, 1, 1, 0, 1]]  # of the next game
+
+
+# --- who wins ---
+
+
+@pytest.mark.parametrize(
+    ("plan", "scores"),
+    [
+        ([{"red_0": {"reward": 5.0}, "blue_0": {"reward": 0.1}}, {"red_1": {"reward": -1.0}}], [2.0, 0.1]),
+        ([{"red_0": {"reward": 5.0}}, {"red_1": {"info": {"outcome": 1}}}], [2.5, 0.0]),  # of one team only
+        ([{"blue_0": {"info": {"outcome": 7}}}, {"red_1": {"info": {"outcome": -1}}, "blue_0": {"reward": 1.0}}], [-1.0, 7.0]),
+        ([{"red_0": {"info": {"outcome": 1}}}, {a: {"info": {"outcome": 0}, "reward": 9.0} for a in TWO_ON_ONE}], [0.0, 0.0]),
+        ([{a: {"reward": 0.1} for a in TWO_ON_ONE}, {}, {a: {"reward": 0.2} for a in TWO_ON_ONE}], [0.3, 0.3]),
+    ],
+)
+def test_the_outcome_rule(plan: Plan, scores: list[float]) -> None:
+    """Outcomes that both teams were given in any step, or else mean returns; nothing is left over for the next game."""
+    env = make_toy(TWO_ON_ONE, plan)
+    env.reset(0)
+    for _ in range(2):
+        for now in range(len(plan)):
+            step = env.step(random_actions(env))
+            assert step.over.all() == (now == len(plan) - 1)
+            np.testing.assert_allclose(step.scores, [scores if step.over.all() else [0.0, 0.0]], rtol=1e-6)
+    assert (step.scores[0, 0] == step.scores[0, 1]) == (scores[0] == scores[1])
+
+
+def test_an_outcome_does_not_outlive_its_game() -> None:
+    """The next game is decided by its own."""
+    env = make_toy(DUEL, [{agent: {"info": {"outcome": 3.0}, "end": "termination"} for agent in DUEL}])
+    env.reset(0)
+    assert env.step(random_actions(env)).scores.tolist() == [[3.0, 3.0]]
+    assert isinstance(env.envs[0], toy_games.Planned)
+    env.envs[0].plan = [{"red_0": {"reward": 1.0}}]
+    assert env.step(random_actions(env)).scores.tolist() == [[1.0, 0.0]]
+
+
+def test_play_games_counts_first_games_only() -> None:
+    """One copy plays two games while the other plays one; the second game's scores and frames are not taken."""
+    teams = make_teams("toy", toy_games.parallel_env(), None, None)
+
+    def game(length: int, reward: float) -> toy_games.Planned:
+        return toy_games.Planned(DUEL, [{"red_0": {"reward": reward}}] * length, render_mode="rgb_array")
+
+    short = game(2, 1.0)
+    env = PettingZooGames([short, game(5, 0.5)], teams)
+    calls: list[int] = []
+
+    def act(team: int, obs: np.ndarray) -> np.ndarray:
+        assert obs.shape == (2, 1, 4)
+        assert (obs[:, 0, 2] == team).all()
+        calls.append(team)
+        if len(calls) == 5:
+            short.plan = [{"blue_0": {"reward": 7.0}}] * 2  # its second game, which must not count
+        assert obs[1, 0, 1] == (len(calls) - 1) // 2  # the step that the longer game is at
+        return env.scripted_actions("random", team)
+
+    frames: list[np.ndarray] = []
+    assert play_games(env, act, 3, frames).tolist() == [[2.0, 0.0], [2.5, 0.0]]
+    assert calls == [0, 1] * 5
+    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1]
+
+
+def test_the_seed_determines_the_games() -> None:
+    """The same seed gives the same games and random players; another seed, and another copy, give others."""
+
+    def play(env: PettingZooGames, seed: int, extra: bool) -> list[np.ndarray]:
+        trace = [*env.reset(seed)]
+        for _ in range(5):
+            if extra:
+                env.scripted_actions("random", 0)
+            step = env.step([np.zeros((3, 1, 1), int)] * 2)
+            trace += [*step.obs, *step.final_obs]
+        return [*trace, env.scripted_actions("random", 1)]
+
+    env = make_toy(DUEL, toy_games.SHORT, num_games=3)
+    one = play(env, 4, False)
+    again, other, asked = play(env, 4, False), play(env, 5, False), play(env, 4, True)
+    assert all((a == b).all() for a, b in zip(one, again, strict=True))
+    assert all((a == b).all() for a, b in zip(one[:-1], asked[:-1], strict=True))
+    assert (one[0] != other[0]).any()
+    assert len(np.unique(one[0][:, 0, 3])) == 3
+
+
+def test_random_players_are_uniform() -> None:
+    """Over what is legal, or over [-1, 1]."""
+    mask = {"action_mask": np.array([1, 0, 1, 1])}
+    env = make_toy(
+        {"red_0": (OBS, Discrete(4)), "blue_0": (OBS, Box(3.0, 4.0, (2,)))}, [{}], num_games=2000, first_infos={"red_0": mask}
+    )
+    env.reset(0)
+    counts = np.bincount(env.scripted_actions("random", 0).ravel(), minlength=4)
+    np.testing.assert_allclose(counts, [667, 0, 667, 667], atol=90)  # four standard deviations are 84
+    actions = env.scripted_actions("random", 1)
+    assert actions.shape == (2000, 1, 2)
+    np.testing.assert_allclose(np.quantile(actions, [0, 0.25, 0.5, 0.75, 1]), [-1, -0.5, 0, 0.5, 1], atol=0.07)
+    with pytest.raises(ValueError, match="chase is no scripted player"):
+        env.scripted_actions("chase", 0)
+
+
+# --- games of others ---
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize("name", ["simple_tag_v3", "simple_push_v3"])
+def test_mpe_games_are_those_that_pettingzoo_plays(name: str, continuous: bool) -> None:
+    """Three games of each of two copies, beside the same ones stepped by hand: the same observations, rewards and scores."""
+    module = importlib.import_module(f"mpe2.{name}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = make_team_env(f"mpe2.{name}", 2, {"max_cycles": 4, "continuous_actions": continuous})
+    by_hand = [module.parallel_env(max_cycles=4, continuous_actions=continuous) for _ in range(2)]
+    rng = np.random.default_rng(0)
+    assert isinstance(env, PettingZooGames)
+    seeds: list[int | None] = []
+
+    def record(reset: Callable[..., Any], seed: int | None = None) -> Any:
+        seeds.append(seed)
+        return reset(seed=seed)
+
+    for game in env.envs:
+        game.reset = partial(record, game.reset)
+    obs = env.reset(9)
+    pairs = [(t, k, agent) for t, team in enumerate(env.teams) for k, agent in enumerate(team.agents)]
+    expected = [game.reset(seed=seed)[0] for game, seed in zip(by_hand, seeds, strict=True)]
+    returns = np.zeros((2, 2))
+    for now in range(12):
+        for i, (t, k, agent) in ((i, pair) for i in range(2) for pair in pairs):
+            np.testing.assert_allclose(obs[t][i, k, : expected[i][agent].size], expected[i][agent], rtol=1e-6)
+        actions: list[np.ndarray] = [rng.integers(5, size=(2, len(team.agents), 1)) for team in env.teams]
+        if continuous:
+            actions = [rng.uniform(-1, 1, (2, len(team.agents), 5)).astype(np.float32) for team in env.teams]
+        step = env.step(actions)
+        for i, game in enumerate(by_hand):
+            chosen = {
+                agent: actions[t][i, k] / 2 + np.float32(0.5) if continuous else actions[t][i, k, 0] for t, k, agent in pairs
+            }
+            expected[i], rewards, _, truncations, _ = game.step(chosen)
+            for t, k, agent in pairs:
+                np.testing.assert_allclose(step.rewards[t][i, k], rewards[agent], rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(step.final_obs[t][i, k, : expected[i][agent].size], expected[i][agent], rtol=1e-5)
+                assert step.truncations[t][i, k] == truncations[agent] == (now % 4 == 3)
+                returns[i, t] += rewards[agent] / len(env.teams[t].agents)
+            if now % 4 == 3:
+                np.testing.assert_allclose(step.scores[i], returns[i], rtol=1e-5, atol=1e-5)
+                returns[i] = 0
+                expected[i] = game.reset()[0]
+        obs = step.obs
+
+
+def test_connect_four_is_played_by_its_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty games of masked random players: never an illegal move, and always just one who has a choice."""
+
+    def fail() -> None:
+        raise AssertionError("illegal move")
+
+    monkeypatch.setattr(EnvLogger, "warn_on_illegal_move", fail)
+    env = make_team_env("pettingzoo.classic.connect_four_v3", 10, render=True)
+    assert [(team.name, team.behavior, team.branches) for team in env.teams] == [
+        ("player_0", "player", (7,)),
+        ("player_1", "player", (7,)),
+    ]
+    obs = env.reset(1)
+    scores: list[list[float]] = []
+    while len(scores) < 50:
+        masks = np.stack([mask[:, 0] for mask in env.action_masks if mask is not None], axis=1)  # (10, 2, 7)
+        board = obs[0].reshape(10, 6, 7, 2)
+        turns = board.sum(axis=(1, 2, 3)).astype(int) % 2
+        for i, turn in enumerate(turns):
+            np.testing.assert_array_equal(masks[i, turn], board[i, 0].sum(-1) == 0)  # the top row is free
+            np.testing.assert_array_equal(masks[i, 1 - turn], [1, 0, 0, 0, 0, 0, 0])
+        np.testing.assert_array_equal(obs[1].reshape(10, 6, 7, 2), board[..., ::-1])
+        step = env.step(random_actions(env))
+        for i in step.over.nonzero()[0].tolist():
+            scores.append(step.scores[i].tolist())
+            full = step.final_obs[0][i].sum() == 42
+            assert scores[-1] == [[1.0, -1.0], [-1.0, 1.0]][turns[i]] or (full and scores[-1] == [0.0, 0.0])
+            assert step.terminations[0][i].all()
+            assert step.obs[0][i].sum() == 0
+        obs = step.obs
+    assert {tuple(score) for score in scores} >= {(1.0, -1.0), (-1.0, 1.0)}
+    frame = env.render()
+    assert frame.ndim == 3
+    assert (frame.shape[2], frame.dtype) == (3, np.uint8)
+    assert frame.std() > 0
+    env.close()
+
+
+def test_unequal_agents_of_a_team() -> None:
+    """Three kinds of agents make two teams by --teams; the leader has 20 actions, the others of its team have 5."""
+    teams = {"hunters": ["leadadversary_0", "adversary_0", "adversary_1", "adversary_2"], "prey": ["agent_0", "agent_1"]}
+    with pytest.raises(ValueError, match="which are 3 now"):
+        make_team_env("mpe2.simple_world_comm_v3", 1)
+    env = make_team_env("mpe2.simple_world_comm_v3", 2, {"max_cycles": 6}, teams)
+    assert [(team.behavior, team.branches) for team in env.teams] == [("hunters", (20,)), ("prey", (5,))]
+    env.reset(0)
+    assert env.action_masks[0] is not None
+    assert env.action_masks[0].sum(-1).tolist() == [[20, 5, 5, 5]] * 2
+    assert np.isfinite(play_games(env, random_play(env), 0)).all()
+
+
+def test_rock_paper_scissors() -> None:
+    """Paper beats rock in all fifteen rounds, and the same hand is a draw."""
+    env = make_team_env("pettingzoo.classic.rps_v2", 2)
+
+    def act(team: int, obs: np.ndarray) -> np.ndarray:
+        return np.array([[[1]], [[1 - team]]])  # paper against paper, paper against rock
+
+    assert play_games(env, act, 0).tolist() == [[0.0, 0.0], [15.0, -15.0]]
+
+
+def test_a_turn_based_game_without_masks() -> None:
+    """Whose turn it is comes from the game itself: rock, paper, scissors one after the other."""
+    game = turn_based_aec_to_parallel(rps.env(max_cycles=3))
+    env = PettingZooGames([game], make_teams("rps", game, None, None))
+    env.reset(0)
+    for turn in [0, 1] * 6:
+        masks = [mask[0, 0].tolist() for mask in env.action_masks if mask is not None]
+        assert masks[turn] == [True] * 3
+        assert masks[1 - turn] == [True, False, False]
+        env.step(random_actions(env))
+
+
+def test_no_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither at importing and making nor in the loop."""
+    monkeypatch.delitem(sys.modules, "pettingzoo.classic.tictactoe_v3", raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for env_id, kwargs in (
+            ("mpe2.simple_tag_v3", {"continuous_actions": True}),
+            ("pettingzoo.classic.tictactoe_v3", {}),
+            ("pettingzoo.classic.rps_v2", {}),
+        ):
+            env = make_team_env(env_id, 2, kwargs)
+            assert play_games(env, random_play(env), 0).shape == (2, 2)
+            env.close()

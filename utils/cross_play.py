@@ -1,0 +1,212 @@
+"""Who beats whom: players in games against each other, the table of all against all, its ratings and its heat map."""
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from utils.elo import bootstrap_ratings, game_scores
+from utils.snapshot_pool import PolicyStack, Weights
+from utils.team_env import TeamEnv, legal_actions, play_games
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_GAMES = 512  # that are stepped together
+
+
+@dataclass(frozen=True)
+class Player:
+    """Whoever can sit on the teams of a behaviour: a policy, or a scripted player."""
+
+    name: str
+    """of the scripted player; any name of a policy"""
+    behavior: str
+    """whose teams it plays on"""
+    weights: Weights | None = field(default=None, repr=False)
+    """state dict of what acts; None is the scripted player of that name"""
+
+
+def scripted_players(env: TeamEnv) -> list[Player]:
+    """The game's scripted players, weakest first, each once for every behaviour that it can play."""
+    found = [(name, team.behavior) for team, names in zip(env.teams, env.scripted_by_team, strict=True) for name in names]
+    return [Player(name, behavior) for name, behavior in dict.fromkeys(found)]
+
+
+def play(
+    env: TeamEnv,
+    agents: Mapping[str, Any],
+    players: Sequence[Player],
+    seats: np.ndarray,
+    seed: int,
+    deterministic: bool = False,
+    frames: list[np.ndarray] | None = None,
+) -> np.ndarray:
+    """Plays a game for each row of seats (num_games, num_teams), which are indices of players; the scores have that shape.
+
+    agents are the modules, by behaviour, that act with the players' weights (see `PolicyStack`). Policies sample their actions
+    from a random stream of their own, or take the likeliest ones. `frames` receives the pictures of the first game.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    policies = {b: [i for i, p in enumerate(players) if p.behavior == b and p.weights is not None] for b in agents}
+    weights = {b: [players[i].weights for i in indices] for b, indices in policies.items()}
+    stacks = {b: PolicyStack(agents[b], [w for w in stack if w is not None]) for b, stack in weights.items() if stack}
+
+    def act(t: int, obs: np.ndarray) -> np.ndarray:
+        team, seated = env.teams[t], seats[:, t]
+        actions = np.zeros((*obs.shape[:2], team.action_dim), dtype=np.int64 if team.branches else np.float32)
+        for i in np.unique(seated):
+            if players[i].weights is None:
+                actions[seated == i] = env.scripted_actions(players[i].name, t)[seated == i]
+        rows = np.isin(seated, policies[team.behavior])
+        if rows.any():
+            policy = np.searchsorted(policies[team.behavior], seated[rows]).repeat(obs.shape[1])
+            masks = legal_actions(env, t)[rows].reshape(len(policy), -1)
+            noise = 0.0 if deterministic else agents[team.behavior].noise(len(policy), generator)
+            chosen = stacks[team.behavior].act(policy, obs[rows].reshape(len(policy), -1), masks, noise)
+            actions[rows] = chosen.reshape(-1, *actions.shape[1:])
+        return actions
+
+    return play_games(env, act, seed, frames)
+
+
+def seatings(env: TeamEnv, first: Player, second: Player) -> list[int]:
+    """The teams that the first player can take while the second takes all others."""
+    behaviors = [team.behavior for team in env.teams]
+    wanted = [[first.behavior if u == t else second.behavior for u in range(len(behaviors))] for t in range(len(behaviors))]
+    return [t for t in range(len(behaviors)) if wanted[t] == behaviors]
+
+
+def play_pairs(
+    make_env: Callable[[int], TeamEnv],
+    agents: Mapping[str, Any],
+    players: Sequence[Player],
+    pairs: Sequence[tuple[int, int]],
+    num_games: int,
+    seed: int,
+    deterministic: bool = False,
+) -> np.ndarray:
+    """The first one's scores (num_pairs, num_seeds) in each pair of players: 1 for a win, 0.5 for a draw, 0 for a loss.
+
+    A score is the mean of the games from one seed, one for each side that the first player can take, so that neither the start
+    nor the side favours anyone; a pair plays num_games in all, rounded up. `make_env` makes an environment of so many games.
+    """
+    env = make_env(1)
+    sides = [seatings(env, players[i], players[j]) for i, j in pairs]
+    num_seeds = -(-num_games // len(sides[0]))
+    num_teams, total = len(env.teams), len(pairs) * num_seeds
+    env.close()
+    env = make_env(min(total, MAX_GAMES))
+    scores = np.zeros((len(sides[0]), total))
+    for k in range(len(sides[0])):
+        seats = np.array(
+            [[i if u == side[k] else j for u in range(num_teams)] for (i, j), side in zip(pairs, sides, strict=True)]
+        )
+        seats, first = seats.repeat(num_seeds, axis=0), np.array([side[k] for side in sides]).repeat(num_seeds)
+        for start in range(0, total, env.num_games):
+            games = np.arange(start, start + env.num_games)
+            inside = games < total
+            results = game_scores(play(env, agents, players, seats[games % total], seed + start, deterministic))
+            scores[k, games[inside]] = np.nanmean(results[np.arange(env.num_games), first[games % total]], axis=1)[inside]
+    env.close()
+    return scores.mean(axis=0).reshape(len(pairs), num_seeds)
+
+
+@dataclass
+class CrossPlay:
+    """The table of all against all, with Bradley-Terry ratings and their 95% intervals."""
+
+    players: list[Player]
+    scores: np.ndarray
+    """(n, n, num_seeds): the row's scores against the column; nan where the two cannot meet"""
+    games_per_score: int
+    """games that a score is the mean of"""
+    ratings: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    """each (n,)"""
+
+    @property
+    def labels(self) -> list[str]:
+        """Names that tell all players apart."""
+        several = len({player.behavior for player in self.players}) > 1
+        return [f"{player.behavior} {player.name}" if several else player.name for player in self.players]
+
+    def text(self) -> str:
+        """The table in plain text: points of row against column in percent, then the rating and its interval."""
+        means, labels = self.scores.mean(axis=2), self.labels
+        width = max(map(len, labels))
+        columns = [j for j in range(len(labels)) if not np.isnan(means[:, j]).all()]
+        lines = [f"{'':{width}}" + "".join(f"{j:5d}" for j in columns) + "   rating [95% interval]"]
+        for i, label in enumerate(labels):
+            cells = "".join("    ." if np.isnan(means[i, j]) else f"{100 * means[i, j]:5.0f}" for j in columns)
+            lines.append(f"{label:{width}}{cells}   {self.ratings[i]:6.0f} [{self.low[i]:.0f}, {self.high[i]:.0f}]  ({i})")
+        return "\n".join(lines)
+
+    def progress(self) -> dict[str, tuple[float, float]]:
+        """For each behaviour how its newest policy stands to the older ones: its mean score, and the worst case.
+
+        Where they can meet: the newest one's scores against each older one. Where they cannot, as two policies of one role: half
+        of 1 plus the difference of what the newest and the older one score against all others.
+        """
+        means, result = self.scores.mean(axis=2), {}
+        for behavior in dict.fromkeys(player.behavior for player in self.players):
+            own = [i for i, player in enumerate(self.players) if player.behavior == behavior and player.weights is not None]
+            if len(own) > 1:
+                *older, newest = own
+                against = means[newest, older]
+                if np.isnan(against).any():
+                    against = 0.5 + 0.5 * (np.nanmean(means[newest]) - np.nanmean(means[older], axis=1))
+                result[behavior] = float(against.mean()), float(against.min())
+        return result
+
+    def write_csv(self, path: Path) -> None:
+        """A row a player: its rating, the interval, and its mean score against each of the others."""
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["player", "rating", "low", "high", *self.labels])
+            for i, label in enumerate(self.labels):
+                means = ["" if np.isnan(mean) else f"{mean:.4f}" for mean in self.scores[i].mean(axis=1)]
+                writer.writerow([label, *(f"{x[i]:.1f}" for x in (self.ratings, self.low, self.high)), *means])
+
+    def heat_map(self) -> "Figure":
+        """The table as a picture."""
+        from matplotlib.figure import Figure
+
+        means, labels, n = self.scores.mean(axis=2), self.labels, len(self.players)
+        figure = Figure(figsize=(3.5 + 0.45 * n, 2.0 + 0.4 * n), layout="constrained")
+        axes = figure.subplots()
+        image = axes.imshow(means, cmap="RdYlGn", vmin=0.0, vmax=1.0)
+        for i, j in np.argwhere(~np.isnan(means)):
+            axes.text(j, i, f"{100 * means[i, j]:.0f}", ha="center", va="center", fontsize=7)
+        axes.set_xticks(range(n), labels, rotation=90)
+        axes.set_yticks(range(n), [f"{label}  ({rating:.0f})" for label, rating in zip(labels, self.ratings, strict=True)])
+        axes.set_title("points of row against column, percent (rating)")
+        figure.colorbar(image, shrink=0.8)
+        return figure
+
+
+def cross_play(
+    make_env: Callable[[int], TeamEnv],
+    agents: Mapping[str, Any],
+    players: Sequence[Player],
+    num_games: int,
+    seed: int,
+    deterministic: bool = False,
+) -> CrossPlay:
+    """Plays all players that can meet against each other, num_games a pair with sides swapped and paired seeds (`play_pairs`)."""
+    env = make_env(1)
+    sides = {pair: len(seatings(env, players[pair[0]], players[pair[1]])) for pair in combinations(range(len(players)), 2)}
+    pairs = [(i, j) if sides[i, j] else (j, i) for i, j in sides if sides[i, j] or seatings(env, players[j], players[i])]
+    games_per_score = len(seatings(env, players[pairs[0][0]], players[pairs[0][1]]))
+    env.close()
+    results = play_pairs(make_env, agents, players, pairs, num_games, seed, deterministic)
+    scores = np.full((len(players), len(players), results.shape[1]), np.nan)
+    for (i, j), result in zip(pairs, results, strict=True):
+        scores[i, j], scores[j, i] = result, 1.0 - result
+    return CrossPlay(list(players), scores, games_per_score, *bootstrap_ratings(scores, games_per_score=games_per_score))

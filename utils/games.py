@@ -1,0 +1,382 @@
+"""Two games for self-play, each stepped hundreds at once in NumPy: Sumo (symmetric) and Pursuit (two against one).
+
+Discs move on a plane, pushed by forces that the players choose. Points, velocities and forces are complex numbers, x + iy: a
+turn by 180 degrees is then a minus sign, a length is `abs`, and the inner product of a and b is the real part of a * conj(b).
+The unit of length is the first ring's radius in Sumo and half the square's side in Pursuit, that of time is the second.
+
+    env = Sumo(num_games=256)
+    obs_left, obs_right = env.reset(seed=1)
+    step = env.step([env.scripted_actions("charge", team=0), env.scripted_actions("centre", team=1)])
+
+`parallel_env` gives one game as a PettingZoo environment.
+"""
+
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+from utils.team_env import Team, TeamStep
+
+DT = 0.1  # seconds of a step
+BRANCHES: dict[str, tuple[int, ...]] = {"box": (), "discrete": (9,), "multidiscrete": (3, 3)}
+# The forces of the discrete forms: MultiDiscrete's (i, j) pushes towards (i - 1, j - 1), and Discrete's 3 * i + j is the same.
+PUSHES = np.array([[complex(x, y) / max(abs(complex(x, y)), 1) for y in (-1, 0, 1)] for x in (-1, 0, 1)]).ravel()
+
+IMAGE_SIZE = 400  # pixels
+PIXELS_PER_UNIT = 175
+_pixel = (np.arange(IMAGE_SIZE) - (IMAGE_SIZE - 1) / 2) / PIXELS_PER_UNIT
+PIXELS = _pixel - 1j * _pixel[:, None]  # where each pixel's centre lies on the plane; y points up
+FLOOR, OUTSIDE, TIME_BAR = (244, 238, 222), (176, 170, 160), (70, 70, 70)
+TEAM_COLOURS = ((214, 73, 51), (44, 101, 176))
+
+
+def shorten(vectors: np.ndarray) -> np.ndarray:
+    """Vectors that are longer than 1, cut to length 1: a force is no stronger along a diagonal."""
+    return vectors / np.maximum(np.abs(vectors), 1)
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Vectors of length 1 in the same directions; zero stays zero."""
+    return vectors / np.maximum(np.abs(vectors), 1e-9)
+
+
+def coordinates(vectors: list[np.ndarray]) -> np.ndarray:
+    """The x and y of n complex arrays of one shape, side by side: (*shape, 2 * n)."""
+    return np.stack(vectors, axis=-1).view(np.float64)
+
+
+def within(walls: float, points: np.ndarray) -> np.ndarray:
+    """Points moved into the square of half side `walls`, each coordinate for itself."""
+    return np.clip(points.real, -walls, walls) + 1j * np.clip(points.imag, -walls, walls)
+
+
+class DiscGame:
+    """What the two games share: forces and motion, the end of a game and the start of the next, scripted players, pictures.
+
+    A disc accelerates by `acceleration * force - drag * velocity`, so its top speed is `acceleration / drag`. Arrays of the state
+    have a row for each disc, in the order of the teams and their agents, and a column for each game.
+    """
+
+    teams: tuple[Team, ...]
+    scripted: tuple[str, ...]  # all scripted players, weakest first
+    scripted_by_team: tuple[tuple[str, ...], ...]  # those that can play for a team
+    acceleration: ClassVar[float]  # by a force of length 1
+    drag: ClassVar[np.ndarray]  # (num_discs, 1), 1/s
+    view: ClassVar[np.ndarray]  # (num_discs, 1): -1 for discs that see the plane turned by 180 degrees, 1 for the others
+    radius: ClassVar[float]  # of a disc
+    max_steps: ClassVar[int] = 100
+
+    def __init__(self, num_games: int) -> None:
+        self.num_games = num_games
+        self.position = np.zeros((len(self.view), num_games), dtype=np.complex128)
+        self.velocity = np.zeros_like(self.position)
+        self.time = np.zeros(num_games, dtype=np.int64)  # in steps
+        self.alive = [np.ones((num_games, len(team.agents)), dtype=bool) for team in self.teams]
+        self.action_masks: list[np.ndarray | None] = [None for _ in self.teams]
+        self.restarts = True  # whether a new game begins where one has ended
+
+    def time_left(self) -> np.ndarray:
+        """The part of the time limit that is left in each game, in [0, 1]."""
+        return 1 - self.time / self.max_steps
+
+    def start(self, games: np.ndarray) -> None:
+        """Begins new games at these indices."""
+        raise NotImplementedError
+
+    def judge(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lets discs bounce, and tells which games are over, (num_games,), and the score of each team, (2, num_games)."""
+        raise NotImplementedError
+
+    def observe(self, games: slice | np.ndarray) -> list[np.ndarray]:
+        """Each team's observations of these games, (games, team_size, obs_dim) float32, in new arrays."""
+        raise NotImplementedError
+
+    def scripted_forces(self, name: str, team: int) -> np.ndarray:
+        """The forces of a scripted player other than random, as its discs see the plane: (team_size, num_games)."""
+        raise NotImplementedError
+
+    def floor(self) -> np.ndarray:
+        """The part of each pixel that game 0's floor covers, in [0, 1]: (IMAGE_SIZE, IMAGE_SIZE)."""
+        raise NotImplementedError
+
+    def reset(self, seed: int) -> list[np.ndarray]:
+        """Begins all games. The random player has its own generator, so that asking for its actions changes no game."""
+        self.start_rng, self.player_rng = np.random.default_rng(seed).spawn(2)
+        self.start(np.arange(self.num_games))
+        return self.observe(slice(None))
+
+    def step(self, actions: list[np.ndarray]) -> TeamStep:
+        """Plays a step of all games."""
+        self.velocity += DT * (self.acceleration * self.forces(actions) - self.drag * self.velocity)
+        self.position += DT * self.velocity
+        self.time += 1
+        over, scores = self.judge()
+        scores = np.where(over, scores, 0.0)
+        final_obs = self.observe(slice(None))
+        obs = [team_obs.copy() for team_obs in final_obs]
+        ended = np.flatnonzero(over)
+        if self.restarts and len(ended):
+            self.start(ended)
+            for team_obs, first_obs in zip(obs, self.observe(ended), strict=True):
+                team_obs[ended] = first_obs
+        won = np.sign(scores[0] - scores[1]).astype(np.float32)  # 1, 0 or -1 for the first team
+        sizes = [len(team.agents) for team in self.teams]
+        rewards = [np.stack([sign * won] * size, axis=1) for sign, size in zip((1, -1), sizes, strict=True)]
+        # The time limit decides a game as much as its other ends do, and the players see the time: it truncates nothing.
+        terminations = [np.stack([over] * size, axis=1) for size in sizes]
+        truncations = [np.zeros_like(termination) for termination in terminations]
+        return TeamStep(obs, final_obs, rewards, terminations, truncations, over, scores.T)
+
+    def forces(self, actions: list[np.ndarray]) -> np.ndarray:
+        """The forces of all teams' actions on the plane, (num_discs, num_games)."""
+        numbers = np.concatenate(actions, axis=1)  # (num_games, num_discs, action_dim)
+        branches = self.teams[0].branches
+        if branches:
+            forces = PUSHES[np.ravel_multi_index(tuple(np.moveaxis(numbers, -1, 0)), branches)]
+        else:
+            numbers = np.clip(numbers.astype(np.float64), -1, 1)
+            forces = shorten(numbers[..., 0] + 1j * numbers[..., 1])
+        return self.view * forces.T
+
+    def scripted_actions(self, name: str, team: int) -> np.ndarray:
+        """A scripted player's actions in all games now, in the form `step` takes: discrete ones are nearest to its forces."""
+        if name not in self.scripted_by_team[team]:
+            raise ValueError(f"{self.teams[team].name} are played by {', '.join(self.scripted_by_team[team])}, not by {name!r}")
+        shape, branches = (self.num_games, len(self.teams[team].agents)), self.teams[team].branches
+        if name == "random":
+            if branches:
+                return self.player_rng.integers(branches, size=(*shape, len(branches)))
+            return self.player_rng.uniform(-1, 1, size=(*shape, 2)).astype(np.float32)
+        forces = self.scripted_forces(name, team).T
+        if branches:
+            nearest = np.abs(forces[..., None] - PUSHES).argmin(axis=-1)
+            return np.stack(np.unravel_index(nearest, branches), axis=-1)
+        return coordinates([forces]).astype(np.float32)
+
+    def render(self) -> np.ndarray:
+        """Game 0 as (IMAGE_SIZE, IMAGE_SIZE, 3) uint8: a colour for each team, and a bar for the time left."""
+        image = np.full((IMAGE_SIZE, IMAGE_SIZE, 3), OUTSIDE, dtype=np.float64)
+        discs = iter(self.position[:, 0])
+        layers = [(self.floor(), FLOOR)]
+        for team, colour in zip(self.teams, TEAM_COLOURS, strict=True):
+            layers += [(coverage(self.radius - np.abs(PIXELS - next(discs))), colour) for _ in team.agents]
+        bar = np.minimum(2 * self.time_left()[0] - 1 - PIXELS.real, 0.02 - np.abs(PIXELS.imag + 1.08))
+        layers.append((coverage(np.minimum(bar, PIXELS.real + 1)), TIME_BAR))
+        for part, colour in layers:
+            image += part[..., None] * (np.array(colour) - image)
+        return image.round().astype(np.uint8)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def coverage(depth: np.ndarray) -> np.ndarray:
+    """The part of a pixel that a shape covers whose edge is `depth` away from the pixel's centre: smooth edges."""
+    return np.clip(depth * PIXELS_PER_UNIT + 0.5, 0, 1)
+
+
+class Sumo(DiscGame):
+    """Two discs in a shrinking ring: the first to leave it loses, at the time limit the one farther from its centre.
+
+    The second player sees the plane turned by 180 degrees, and so are its forces. As the start does not change under that turn
+    and a swap of the players, the two sides are one and the same: a player plays the same on either.
+    """
+
+    scripted = ("random", "charge", "centre")
+    scripted_by_team = (scripted, scripted)
+    acceleration = 1.75
+    drag = np.ones((2, 1))
+    view = np.array([[1.0], [-1.0]])
+    radius = 0.15
+    last_ring = 0.2  # radius of the ring at the time limit
+    stiffness, damping = 8.0, 4.0  # the forces of the scripted player centre for a distance of 1 and for a speed of 1
+
+    def __init__(self, num_games: int, actions: Literal["box", "discrete", "multidiscrete"] = "box") -> None:
+        if actions not in BRANCHES:
+            raise ValueError(f"actions must be one of {', '.join(BRANCHES)}, not {actions!r}")
+        branches = BRANCHES[actions]
+        self.teams = tuple(Team(name, "sumo", (f"{name}_0",), 13, len(branches) or 2, branches) for name in ("left", "right"))
+        super().__init__(num_games)
+
+    def ring(self) -> np.ndarray:
+        """The ring's radius in each game; it shrinks from 1 at an even pace."""
+        return self.last_ring + (1 - self.last_ring) * self.time_left()
+
+    def start(self, games: np.ndarray) -> None:
+        angle, heading = self.start_rng.uniform(0, 2 * np.pi, (2, len(games)))
+        distance, speed = self.start_rng.uniform(0.4, 0.7, len(games)), self.start_rng.uniform(0, 0.3, len(games))
+        self.position[:, games] = self.view * (distance * np.exp(1j * angle))
+        self.velocity[:, games] = self.view * (speed * np.exp(1j * heading))
+        self.time[games] = 0
+
+    def judge(self) -> tuple[np.ndarray, np.ndarray]:
+        self.collide()
+        distance = np.abs(self.position)
+        # One rule for all ends: a disc outside is farther out than one inside.
+        return (distance.max(axis=0) > self.ring()) | (self.time >= self.max_steps), -distance
+
+    def collide(self) -> None:
+        """Elastic collisions of equal masses: discs that meet swap their velocities along the line between their centres."""
+        gap = np.abs(self.position[1] - self.position[0])
+        games = np.flatnonzero(gap < 2 * self.radius)
+        normal = unit(self.position[1, games] - self.position[0, games])
+        parting_speed = ((self.velocity[1, games] - self.velocity[0, games]) * normal.conj()).real
+        self.velocity[:, games] += self.view * np.minimum(parting_speed, 0) * normal
+        self.position[:, games] -= self.view * (self.radius - gap[games] / 2) * normal  # overlapping discs are put side by side
+
+    def observe(self, games: slice | np.ndarray) -> list[np.ndarray]:
+        position, velocity = self.view * self.position[:, games], self.view * self.velocity[:, games]  # (2, games)
+        # A player sees the other where the other sees itself, turned by 180 degrees.
+        to_other, velocity_to_other = -position[::-1] - position, -velocity[::-1] - velocity
+        distance, ring = np.abs(position), np.broadcast_to(self.ring()[games], position.shape)
+        time_left = np.broadcast_to(self.time_left()[games], position.shape)
+        lengths = [np.abs(to_other) - 2 * self.radius, ring - distance, ring - distance[::-1], ring, time_left]
+        vectors = coordinates([position, velocity, to_other, velocity_to_other])
+        obs = np.concatenate([vectors, np.stack(lengths, axis=-1)], axis=-1, dtype=np.float32)  # (2, games, 13)
+        return [obs[0][:, None], obs[1][:, None]]
+
+    def scripted_forces(self, name: str, team: int) -> np.ndarray:
+        """Charge pushes towards the other with full force; centre goes to the ring's centre and holds it."""
+        position = self.view * self.position
+        if name == "charge":
+            return unit(-position[1 - team] - position[team])[None]
+        return shorten(-self.stiffness * position[team] - self.damping * self.view[team] * self.velocity[team])[None]
+
+    def floor(self) -> np.ndarray:
+        return coverage(self.ring()[0] - np.abs(PIXELS))
+
+
+class Pursuit(DiscGame):
+    """Two pursuers and a faster evader in a walled square: the pursuers win by a touch, the evader by none within the time limit.
+
+    A disc that meets a wall stops in the wall's direction and slides along it. The pursuers do not get in each other's way.
+    """
+
+    teams = (
+        Team("pursuers", "pursuers", ("pursuer_0", "pursuer_1"), 13, 2, ()),
+        Team("evader", "evader", ("evader_0",), 13, 2, ()),
+    )
+    scripted = ("random", "chase", "flee")
+    scripted_by_team = (("random", "chase"), ("random", "flee"))
+    acceleration = 1.5
+    drag = np.array([[2.5], [2.5], [1.5]])  # top speeds 0.6 and 1
+    view = np.ones((3, 1))
+    radius = 0.08
+    walls = 1 - radius  # the largest coordinate of a disc's centre
+    head_start = 0.6  # the smallest distance from a pursuer to the evader at the start
+
+    def start(self, games: np.ndarray) -> None:
+        x, y = self.start_rng.uniform(-self.walls, self.walls, (2, 3, len(games)))
+        near = np.hypot(x[:2] - x[2], y[:2] - y[2]) < self.head_start
+        # A pursuer that is too near goes half a side away in x and in y, leaving by one wall and coming in by the opposite one.
+        x[:2] -= np.where(near, np.copysign(self.walls, x[:2]), 0)
+        y[:2] -= np.where(near, np.copysign(self.walls, y[:2]), 0)
+        self.position[:, games] = x + 1j * y
+        self.velocity[:, games] = 0
+        self.time[games] = 0
+
+    def judge(self) -> tuple[np.ndarray, np.ndarray]:
+        self.velocity.real[np.abs(self.position.real) > self.walls] = 0
+        self.velocity.imag[np.abs(self.position.imag) > self.walls] = 0
+        self.position = within(self.walls, self.position)
+        touch = np.abs(self.position[:2] - self.position[2]).min(axis=0) < 2 * self.radius
+        score = np.where(touch, 1.0, -1.0)
+        return touch | (self.time >= self.max_steps), np.stack([score, -score])
+
+    def observe(self, games: slice | np.ndarray) -> list[np.ndarray]:
+        position, velocity = self.position[:, games], self.velocity[:, games]
+        views = []
+        for own, *others in ((0, 1, 2), (1, 0, 2), (2, 0, 1)):  # a pursuer sees its partner, then the evader
+            relative = [state[other] - state[own] for other in others for state in (position, velocity)]
+            views.append(coordinates([position[own], velocity[own], *relative]))
+        time_left = np.broadcast_to(self.time_left()[games], position.shape)
+        obs = np.concatenate([np.stack(views), time_left[..., None]], axis=-1, dtype=np.float32)  # (3, games, 13)
+        return [np.stack([obs[0], obs[1]], axis=1), obs[2][:, None]]
+
+    def scripted_forces(self, name: str, team: int) -> np.ndarray:
+        """Chase heads for where the evader will be; flee for the place within its reach that is farthest from both pursuers."""
+        pursuers, evader = self.position[:2], self.position[2]
+        if name == "chase":
+            # The pursuer's way to the evader takes it about distance / 1 s: it closes in at about the sum of their speeds.
+            return unit(evader + np.abs(evader - pursuers) * self.velocity[2] - pursuers)
+        places = within(self.walls, evader + PUSHES[:, None])  # those it can reach in a second, (9, num_games)
+        safety = np.abs(places - pursuers[:, None]).min(axis=0)
+        return PUSHES[safety.argmax(axis=0)][None]
+
+    def floor(self) -> np.ndarray:
+        return coverage(1 - np.maximum(np.abs(PIXELS.real), np.abs(PIXELS.imag)))
+
+
+GAMES: dict[str, type[DiscGame]] = {"sumo": Sumo, "pursuit": Pursuit}
+
+
+class ParallelGame(ParallelEnv[str, np.ndarray, Any]):
+    """One game as a PettingZoo environment; `infos[agent]["outcome"]` at its end is 1, 0 or -1. `kwargs` are the game's."""
+
+    def __init__(self, game: str, render_mode: str | None = None, **kwargs: Any) -> None:
+        if game not in GAMES:
+            raise ValueError(f"game must be one of {', '.join(GAMES)}, not {game!r}")
+        self.metadata = {"name": f"{game}_v0", "render_modes": ["rgb_array"], "render_fps": round(1 / DT)}
+        self.render_mode = render_mode
+        self.games = GAMES[game](1, **kwargs)
+        self.games.restarts = False
+        self.rng = np.random.default_rng()
+        self.agents: list[str] = []
+        self.possible_agents = [agent for team in self.games.teams for agent in team.agents]
+        self.observation_spaces, self.action_spaces = {}, {}
+        for team in self.games.teams:
+            for agent in team.agents:
+                self.observation_spaces[agent] = spaces.Box(-np.inf, np.inf, (team.obs_dim,), np.float32)
+                self.action_spaces[agent] = action_space(team)
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self.action_spaces[agent]
+
+    def by_agent(self, values: list[np.ndarray]) -> dict[str, Any]:
+        """What the game gives its teams, (1, team_size, ...), for each of the agents that are in it."""
+        rows = zip(self.possible_agents, (row for team_values in values for row in team_values[0]), strict=True)
+        return {agent: row for agent, row in rows if agent in self.agents}
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begins a game; without a seed the next one of the random stream that the last seed began."""
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.agents = self.possible_agents[:]
+        return self.by_agent(self.games.reset(int(self.rng.integers(2**31)))), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        team_actions = [np.stack([actions[agent] for agent in team.agents]) for team in self.games.teams]
+        step = self.games.step([team_action.reshape(1, len(team_action), -1) for team_action in team_actions])
+        rewards = {agent: float(reward) for agent, reward in self.by_agent(step.rewards).items()}
+        terminations = {agent: bool(end) for agent, end in self.by_agent(step.terminations).items()}
+        # A game's one reward is its outcome.
+        infos = {agent: {"outcome": rewards[agent]} if terminations[agent] else {} for agent in self.agents}
+        result = self.by_agent(step.obs), rewards, terminations, dict.fromkeys(self.agents, False), infos
+        if step.over[0]:
+            self.agents = []
+        return result
+
+    def render(self) -> np.ndarray | None:
+        """A picture, if the render mode is `rgb_array`."""
+        return self.games.render() if self.render_mode == "rgb_array" else None
+
+
+def action_space(team: Team) -> spaces.Space[Any]:
+    """The action space of an agent of the team."""
+    match team.branches:
+        case ():
+            return spaces.Box(-1, 1, (team.action_dim,), np.float32)
+        case (size,):
+            return spaces.Discrete(size)
+        case _:
+            return spaces.MultiDiscrete(list(team.branches))
+
+
+def parallel_env(game: str = "sumo", render_mode: str | None = None, **kwargs: Any) -> ParallelGame:
+    """The name under which PettingZoo's tools look for a game's parallel environment."""
+    return ParallelGame(game, render_mode, **kwargs)

@@ -1,0 +1,437 @@
+"""One door to any game between teams: the built-in games and every PettingZoo parallel environment.
+
+`make_team_env` is the door. Behind it all games look alike (`TeamEnv`): several games are stepped together, the agents of a
+team are rows of one array, actions are numbers in [-1, 1] or integers of discrete branches, and a game that ends begins anew in
+the same step. For PettingZoo see https://pettingzoo.farama.org; its turn-based games are played through its own conversion.
+
+The outcome rule: a game is decided by `info["outcome"]`, a number, if agents of all teams were given it in the course of the
+game (a team's last one counts); otherwise by the teams' returns, each the mean over the team's agents of the sum of their
+rewards. The higher score wins, and equal ones are a draw.
+"""
+
+import importlib
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import combinations
+from itertools import zip_longest
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim, flatten
+from pettingzoo.utils.conversions import turn_based_aec_to_parallel, turn_based_aec_to_parallel_wrapper
+from pettingzoo.utils.env import ParallelEnv
+
+# === What a game looks like ===========================================================================================
+
+
+@dataclass(frozen=True)
+class Team:
+    """Agents that win and lose together. Teams of one behaviour share one policy."""
+
+    name: str
+    """of the team"""
+    behavior: str
+    """of its policy"""
+    agents: tuple[str, ...]
+    """names of its agents"""
+    obs_dim: int
+    """numbers in the observation of one agent"""
+    action_dim: int
+    """Box: numbers in the action of one agent, each in [-1, 1]; otherwise the number of branches"""
+    branches: tuple[int, ...]
+    """sizes of the discrete branches: () is Box, (9,) is Discrete(9), (3, 3) is MultiDiscrete([3, 3])"""
+
+
+class TeamStep(NamedTuple):
+    """What a step of all games led to. Lists have an item a team; later steps leave them as they are."""
+
+    obs: list[np.ndarray]
+    """(num_games, team_size, obs_dim) float32: to act on next, of the next game already where one ended"""
+    final_obs: list[np.ndarray]
+    """the same shape: what this step led to; differs from obs only where a game ended or an agent left it"""
+    rewards: list[np.ndarray]
+    """(num_games, team_size) float32"""
+    terminations: list[np.ndarray]
+    """(num_games, team_size) bool: the agent's future ended with this step, with its game or before"""
+    truncations: list[np.ndarray]
+    """(num_games, team_size) bool: the agent was stopped with this step, though it had a future"""
+    over: np.ndarray
+    """(num_games,) bool: the game ended with this step, and the next one has begun"""
+    scores: np.ndarray
+    """(num_games, num_teams) float64: where the game is over, what decides it (the higher wins, equal is a draw), else 0"""
+
+
+class TeamEnv(Protocol):
+    """`num_games` games between teams, stepped together; a game that ends begins anew in the same step.
+
+    An agent that is not alive is ignored by `step`, and its observation is zeros. One that is alive but cannot act, for it is
+    another's turn, has the first action of each branch as its only legal one.
+    """
+
+    num_games: int
+    teams: tuple[Team, ...]
+    scripted_by_team: tuple[tuple[str, ...], ...]
+    """names of the scripted players of each team, weakest first: "random" and what the game has besides"""
+    alive: list[np.ndarray]
+    """a team: (num_games, team_size) bool, the agents that act in the next step"""
+    action_masks: list[np.ndarray | None]
+    """a team: (num_games, team_size, sum(branches)) bool, the legal actions of the next step; None: all are legal"""
+
+    def reset(self, seed: int) -> list[np.ndarray]:
+        """Begins all games, and returns obs. The seed and the actions determine all that follows."""
+
+    def step(self, actions: list[np.ndarray]) -> TeamStep:
+        """Takes a team's actions (num_games, team_size, action_dim): numbers, clipped to [-1, 1], or integers."""
+
+    def scripted_actions(self, name: str, team: int) -> np.ndarray:
+        """The actions of that player in all games now, in the form that `step` takes. Asking does not change the games."""
+
+    def render(self) -> np.ndarray:
+        """Game 0 as (height, width, 3) uint8."""
+
+    def close(self) -> None:
+        """Frees what the games hold."""
+
+
+def play_games(
+    env: TeamEnv, act: Callable[[int, np.ndarray], np.ndarray], seed: int, frames: list[np.ndarray] | None = None
+) -> np.ndarray:
+    """Plays each game from its reset to its first end, and returns those ends' scores (num_games, num_teams).
+
+    `act(team, obs)` gives a team's actions for its obs; it is called for each team before each step. A game that ends early
+    plays on beside the others, which does not count. `frames` receives game 0 before each step of its first game.
+    """
+    obs = env.reset(seed)
+    scores = np.zeros((env.num_games, len(env.teams)))
+    running = np.ones(env.num_games, dtype=bool)
+    while running.any():
+        if frames is not None and running[0]:
+            frames.append(env.render())
+        step = env.step([act(team, obs[team]) for team in range(len(env.teams))])
+        ended = running & step.over
+        scores[ended] = step.scores[ended]
+        running &= ~step.over
+        obs = step.obs
+    return scores
+
+
+def legal_actions(env: TeamEnv, t: int) -> np.ndarray:
+    """The legal actions of team t in the next step, (num_games, team_size, sum of branches): Box actions have no column."""
+    team, mask = env.teams[t], env.action_masks[t]
+    return np.ones((env.num_games, len(team.agents), sum(team.branches)), dtype=bool) if mask is None else mask
+
+
+# === Teams ============================================================================================================
+
+
+def branches_of(space: Space) -> tuple[int, ...]:
+    """Sizes of the discrete branches of an action space; () is Box."""
+    if isinstance(space, Discrete):
+        return (int(space.n),)
+    return tuple(int(size) for size in space.nvec.ravel()) if isinstance(space, MultiDiscrete) else ()
+
+
+def without_mask(space: Space) -> Space:
+    """The observation space but for the action mask that a Dict may hold."""
+    if isinstance(space, Dict) and "action_mask" in space.spaces:
+        return Dict({key: part for key, part in space.spaces.items() if key != "action_mask"})
+    return space
+
+
+def name_teams(agents: list[str]) -> dict[str, tuple[str, list[str]]]:
+    """Reads the names of agents as teams: name of the team -> (behaviour, agents), in the order of their first agents.
+
+    `Striker?team=0...` is in team `Striker?team=0` of the behaviour `Striker`, as ML-Agents names them. Otherwise a name but
+    for the number at its end is team and behaviour; if there are just two agents of one such name, each is a team of its own.
+    """
+    teams: dict[str, tuple[str, list[str]]] = {}
+    for agent in agents:
+        unity = re.match(r"(.*)\?team=\d+", agent)
+        prefix = re.sub(r"[-_ ]?\d+$", "", agent) or agent
+        team, behavior = (unity[0], unity[1]) if unity else (prefix, prefix)
+        teams.setdefault(team, (behavior, []))[1].append(agent)
+    if len(agents) == 2 and len(teams) == 1 and "?team=" not in agents[0]:
+        (behavior,) = teams
+        teams = {agent: (behavior, [agent]) for agent in agents}
+    return teams
+
+
+def make_team(env_id: str, env: ParallelEnv, name: str, behavior: str, agents: list[str]) -> Team:
+    """The team of these agents, as large in each number as the largest of them; ValueError if they cannot be one."""
+    obs_dims, action_dims, branches = [], [], []
+    for agent in agents:
+        obs_space, space = without_mask(env.observation_space(agent)), env.action_space(agent)
+        if not obs_space.is_np_flattenable:
+            raise ValueError(f"{env_id} takes observations that flatten to a vector, and those of {agent} are {obs_space}")
+        is_box = isinstance(space, Box) and space.dtype.kind == "f" and space.is_bounded()
+        if not is_box and not isinstance(space, (Discrete, MultiDiscrete)):
+            takes = "Discrete, MultiDiscrete or a Box of real numbers with finite bounds"
+            raise ValueError(f"{env_id} takes actions that are {takes}, and those of {agent} are {space}")
+        obs_dims.append(flatdim(obs_space))
+        branches.append(branches_of(space))
+        action_dims.append(flatdim(space) if is_box else len(branches[-1]))
+    if len({sizes == () for sizes in branches}) > 1:
+        raise ValueError(f"{env_id} takes teams whose agents are all of Box or all of discrete actions, and {name} is of both")
+    largest = tuple(max(sizes) for sizes in zip_longest(*branches, fillvalue=0))
+    return Team(name, behavior, tuple(agents), max(obs_dims), max(action_dims), largest)
+
+
+def shape_of(team: Team) -> str:
+    """What a policy sees of a team; teams that share one are alike in it."""
+    return f"{len(team.agents)} x {team.obs_dim} observations and {team.branches or team.action_dim} actions"
+
+
+def set_behaviors(env_id: str, teams: tuple[Team, ...], symmetric: bool | None) -> tuple[Team, ...]:
+    """All teams with one behaviour or each with its own; None leaves them. ValueError if teams that share one are not alike."""
+    if symmetric is not None:
+        one = teams[0].behavior if len({team.behavior for team in teams}) == 1 else "shared"
+        teams = tuple(replace(team, behavior=one if symmetric else team.name) for team in teams)
+    for a, b in combinations(teams, 2):
+        if a.behavior == b.behavior and shape_of(a) != shape_of(b):
+            unlike = f"{a.name} has {shape_of(a)} and {b.name} has {shape_of(b)}"
+            raise ValueError(f"{env_id} takes --symmetric no: teams that share a policy are alike, and {unlike}")
+    return teams
+
+
+def make_teams(env_id: str, env: ParallelEnv, named: dict[str, list[str]] | None, symmetric: bool | None) -> tuple[Team, ...]:
+    """The teams of a PettingZoo game: those named, or those that the agents' names tell. ValueError if there is only one.
+
+    Named teams share a behaviour if they are alike, others if their names say so; `symmetric` overrides both.
+    """
+    agents = list(getattr(env, "possible_agents", []))
+    if not all(isinstance(agent, str) for agent in agents):
+        raise ValueError(f"{env_id} takes agents whose names are strings, and its are {agents}")
+    groups = name_teams(agents)
+    if named is not None:
+        if sorted(agent for team in named.values() for agent in team) != sorted(agents) or not all(named.values()):
+            raise ValueError(f"{env_id} takes --teams that name each of its agents once, and no other: {', '.join(agents)}")
+        groups = {name: (name, team) for name, team in named.items()}
+    if len(groups) < 2:
+        found = "; ".join(f"{name}: {', '.join(team)}" for name, (_, team) in groups.items()) or "no possible_agents"
+        raise ValueError(
+            f"{env_id} takes --teams that make two teams or more of its agents, which are {len(groups)} now ({found})"
+        )
+    teams = tuple(make_team(env_id, env, name, *group) for name, group in groups.items())
+    if named is not None and symmetric is None:
+        symmetric = len({shape_of(team) for team in teams}) == 1
+    return set_behaviors(env_id, teams, symmetric)
+
+
+# === PettingZoo =======================================================================================================
+
+
+class Seat:
+    """One agent's place in its team's arrays, and the translation between its spaces and them.
+
+    Agents of a team may have smaller spaces than its largest one: their observations end in zeros, further numbers of their
+    actions are ignored, and further discrete actions are illegal.
+    """
+
+    def __init__(self, env: ParallelEnv, teams: tuple[Team, ...], team: int, index: int) -> None:
+        self.team, self.index, self.agent = team, index, teams[team].agents[index]
+        self.obs_space, self.action_space = without_mask(env.observation_space(self.agent)), env.action_space(self.agent)
+        self.branches = branches_of(self.action_space)
+        self.starts = np.cumsum((0, *teams[team].branches))[:-1]  # of the branches in a row of the team's mask
+        self.slots = [start + i for start, size in zip(self.starts, self.branches, strict=False) for i in range(size)]
+        self.num_slots = sum(teams[team].branches)
+
+    def read_obs(self, obs: Any) -> np.ndarray:
+        """The observation as a vector, without the mask that it may hold."""
+        return np.asarray(flatten(self.obs_space, obs))
+
+    def read_mask(self, obs: Any, info: dict[str, Any]) -> np.ndarray:
+        """The agent's legal actions as a row of its team's mask, with the first of a branch where there is none."""
+        mask = obs.get("action_mask") if isinstance(obs, dict) else None
+        mask = info.get("action_mask") if mask is None else mask
+        row = np.zeros(self.num_slots, dtype=bool)
+        row[self.slots] = True if mask is None else np.hstack(mask) if isinstance(mask, (tuple, list)) else mask
+        row[self.starts[~np.logical_or.reduceat(row, self.starts)]] = True
+        return row
+
+    def write_action(self, action: np.ndarray) -> Any:
+        """The agent's action as its space has it, from a row of its team's actions."""
+        space = self.action_space
+        if isinstance(space, Box):
+            unit = action[: flatdim(space)].reshape(space.shape)
+            return (space.low + 0.5 * (unit + 1.0) * (space.high - space.low)).clip(space.low, space.high).astype(space.dtype)
+        if isinstance(space, Discrete):
+            return space.dtype.type(action[0] + space.start)
+        assert isinstance(space, MultiDiscrete)
+        return (action[: len(self.branches)].reshape(space.shape) + space.start).astype(space.dtype)
+
+
+class PettingZooGames:
+    """Copies of a PettingZoo parallel environment as a `TeamEnv`, stepped one after another.
+
+    A game is over when none of its agents is left. An agent leaves by termination or truncation; one that is gone without
+    either is taken for terminated. Only the first game of each copy is seeded: from there its own random stream goes on.
+    """
+
+    def __init__(self, envs: list[ParallelEnv], teams: tuple[Team, ...]) -> None:
+        self.envs, self.num_games, self.teams = envs, len(envs), teams
+        self.scripted_by_team = (("random",),) * len(teams)
+        self.alive = self._zeros(bool)
+        self.action_masks = self._idle_masks()
+        self._seats = [Seat(envs[0], teams, t, k) for t, team in enumerate(teams) for k in range(len(team.agents))]
+
+    def _zeros(self, dtype: type, dims: list[int] | None = None) -> list[np.ndarray]:
+        """A team: (num_games, team_size), or (num_games, team_size, its number of dims)."""
+        shapes = [(self.num_games, len(team.agents)) for team in self.teams]
+        return [np.zeros(shape if dims is None else (*shape, dims[t]), dtype) for t, shape in enumerate(shapes)]
+
+    def _idle_masks(self) -> list[np.ndarray | None]:
+        """Masks of agents that cannot act."""
+        masks: list[np.ndarray | None] = []
+        for team in self.teams:
+            row = np.zeros(sum(team.branches), dtype=bool)
+            row[np.cumsum((0, *team.branches))[:-1]] = True
+            masks.append(np.tile(row, (self.num_games, len(team.agents), 1)) if team.branches else None)
+        return masks
+
+    def _read(self, i: int, observations: dict[str, Any], infos: dict[str, Any], acted: list[np.ndarray]) -> None:
+        """Writes what the agents of game i observe, and what those that are alive may do next."""
+        env = self.envs[i]
+        turn = env.aec_env.agent_selection if isinstance(env, turn_based_aec_to_parallel_wrapper) else None
+        for seat in self._seats:
+            is_alive, mask = self.alive[seat.team][i, seat.index], self.action_masks[seat.team]
+            if seat.agent in observations and (is_alive or acted[seat.team][i, seat.index]):
+                obs = seat.read_obs(observations[seat.agent])
+                self._obs[seat.team][i, seat.index, : obs.size] = obs
+            if mask is not None and is_alive and turn in (None, seat.agent):
+                mask[i, seat.index] = seat.read_mask(observations.get(seat.agent), infos.get(seat.agent, {}))
+
+    def _begin(self, i: int, seed: int | None = None) -> None:
+        """The next game of copy i."""
+        observations, infos = self.envs[i].reset(seed=seed)
+        self._outcomes[i] = np.nan
+        for seat in self._seats:
+            self._returns[seat.team][i, seat.index] = 0.0
+            self.alive[seat.team][i, seat.index] = seat.agent in self.envs[i].agents
+        self._read(i, observations, infos, self.alive)
+
+    def reset(self, seed: int) -> list[np.ndarray]:
+        """Begins all games, each copy with its own seed; see `TeamEnv`."""
+        self._random = np.random.default_rng([seed, self.num_games])
+        self._obs = self._zeros(np.float32, [team.obs_dim for team in self.teams])
+        self._returns, self._outcomes = self._zeros(np.float64), np.empty((self.num_games, len(self.teams)))
+        self.alive, self.action_masks = self._zeros(bool), self._idle_masks()
+        for i in range(self.num_games):
+            self._begin(i, int(np.random.SeedSequence([seed, i]).generate_state(1)[0] >> 1))  # some games take 31 bits
+        return self._obs
+
+    def step(self, actions: list[np.ndarray]) -> TeamStep:
+        """One step of every game; see `TeamEnv`."""
+        acted, self.alive, self.action_masks = self.alive, self._zeros(bool), self._idle_masks()
+        self._obs = [obs.copy() for obs in self._obs]  # stands in where a game does not say what an agent saw last
+        rewards, terminations, truncations = self._zeros(np.float32), self._zeros(bool), self._zeros(bool)
+        for i, env in enumerate(self.envs):
+            acting = [seat for seat in self._seats if acted[seat.team][i, seat.index]]
+            chosen = {seat.agent: seat.write_action(actions[seat.team][i, seat.index]) for seat in acting}
+            observations, rewarded, terminated, truncated, infos = env.step(chosen)
+            for seat in self._seats:
+                t, k, agent = seat.team, seat.index, seat.agent
+                is_terminated, is_truncated = bool(terminated.get(agent, False)), bool(truncated.get(agent, False))
+                is_alive = agent in env.agents and not is_terminated and not is_truncated
+                self.alive[t][i, k] = is_alive
+                if seat in acting:
+                    rewards[t][i, k] = rewarded.get(agent, 0.0)
+                    terminations[t][i, k] = is_terminated or not (is_alive or is_truncated)
+                    truncations[t][i, k] = is_truncated
+                self._outcomes[i, t] = infos.get(agent, {}).get("outcome", self._outcomes[i, t])
+            self._read(i, observations, infos, acted)
+        final_obs = self._obs
+        self._obs = [np.where(alive[..., None], obs, 0.0) for alive, obs in zip(self.alive, final_obs, strict=True)]
+        for total, reward in zip(self._returns, rewards, strict=True):
+            total += reward
+        returns = np.stack([total.mean(axis=1) for total in self._returns], axis=1)
+        scores = np.where(np.isnan(self._outcomes).any(axis=1, keepdims=True), returns, self._outcomes)
+        over = ~np.any([alive.any(1) for alive in self.alive], axis=0)
+        for i in over.nonzero()[0]:
+            self._begin(i)
+        return TeamStep(self._obs, final_obs, rewards, terminations, truncations, over, np.where(over[:, None], scores, 0.0))
+
+    def scripted_actions(self, name: str, team: int) -> np.ndarray:
+        """Actions of "random", uniform over those that are legal; see `TeamEnv`."""
+        if name not in self.scripted_by_team[team]:
+            raise ValueError(f"{name} is no scripted player of this game, which has {', '.join(self.scripted_by_team[team])}")
+        mask, sizes = self.action_masks[team], self.teams[team].branches
+        if mask is None:
+            return self._random.uniform(-1.0, 1.0, (*self.alive[team].shape, self.teams[team].action_dim)).astype(np.float32)
+        lots = mask * (1.0 - self._random.random(mask.shape))  # the highest of a branch's legal ones, none of which is 0, wins
+        return np.stack([part.argmax(-1) for part in np.split(lots, np.cumsum(sizes)[:-1], axis=-1)], axis=-1)
+
+    def render(self) -> np.ndarray:
+        """Game 0, if it was made for that, as (height, width, 3) uint8."""
+        return np.asarray(self.envs[0].render(), dtype=np.uint8)
+
+    def close(self) -> None:
+        """Closes all copies."""
+        for env in self.envs:
+            env.close()
+
+
+# === The door =========================================================================================================
+
+
+@contextmanager
+def refusal(message: str) -> Iterator[None]:
+    """Turns whatever a module raises into a ValueError of one sentence, with the working folder on the path of modules."""
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # PettingZoo announces a registry, which few games are in
+            yield
+    except Exception as error:
+        raise ValueError(f"{message}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    finally:
+        sys.path.remove(folder)
+
+
+def make_team_env(
+    env_id: str,
+    num_games: int,
+    env_kwargs: dict[str, Any] | None = None,
+    teams: dict[str, list[str]] | None = None,
+    symmetric: bool | None = None,
+    render: bool = False,
+) -> TeamEnv:
+    """`num_games` games of `sumo`, `pursuit`, or the PettingZoo module of that name, which may lie in the working folder.
+
+    `env_kwargs` go to the game. `teams` (name -> agents) and `symmetric` (one policy for all teams, or one each) override what
+    the agents' names say. `render` makes game 0 of a module with `render_mode="rgb_array"`; the built-in games always render.
+    Raises ValueError, one sentence that begins with `env_id`, if there is no such game or teams cannot play it.
+    """
+    kwargs = env_kwargs or {}
+    if env_id in ("sumo", "pursuit"):
+        from utils.games import Pursuit, Sumo  # here, because that file imports this one
+
+        if teams is not None:
+            raise ValueError(f"{env_id} takes no --teams: they are for PettingZoo games")
+        with refusal(f"{env_id} cannot be made"):
+            game = {"sumo": Sumo, "pursuit": Pursuit}[env_id](num_games, **kwargs)
+        game.teams = set_behaviors(env_id, game.teams, symmetric)
+        return game
+    with refusal(f"{env_id} is neither sumo nor pursuit nor a module that can be imported"):
+        module = importlib.import_module(env_id)
+    if hasattr(module, "parallel_env"):
+        make = module.parallel_env
+    elif hasattr(module, "env"):
+
+        def make(**kwargs: Any) -> ParallelEnv:
+            return turn_based_aec_to_parallel(module.env(**kwargs))
+    else:
+        raise ValueError(f"{env_id} takes PettingZoo's function parallel_env or env, and that module has neither")
+    with refusal(f"{env_id} cannot be made"):
+        rendered = {"render_mode": "rgb_array"} if render else {}
+        envs = [make(**kwargs | rendered if i == 0 else kwargs) for i in range(num_games)]
+        if render:
+            envs[0].reset()
+            if not isinstance(envs[0].render(), np.ndarray):
+                raise TypeError("it renders no array")
+    return PettingZooGames(envs, make_teams(env_id, envs[0], teams, symmetric))
