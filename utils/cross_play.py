@@ -151,8 +151,8 @@ class CrossPlay:
     def progress(self) -> dict[str, tuple[float, float]]:
         """For each behaviour how its newest policy stands to the older ones: its mean score, and the worst case.
 
-        Where they can meet: the newest one's scores against each older one. Where they cannot, as two policies of one role: half
-        of 1 plus the difference of what the newest and the older one score against all others.
+        Where they can meet: the newest one's scores against each older one. Where they cannot, as two policies of one role:
+        half of 1 plus the difference of what the newest and the older one score against all others.
         """
         means, result = self.scores.mean(axis=2), {}
         for behavior in dict.fromkeys(player.behavior for player in self.players):
@@ -199,7 +199,7 @@ def cross_play(
     seed: int,
     deterministic: bool = False,
 ) -> CrossPlay:
-    """Plays all players that can meet against each other, num_games a pair with sides swapped and paired seeds (`play_pairs`)."""
+    """Plays all players that can meet against each other, num_games a pair, by the rules of `play_pairs`."""
     env = make_env(1)
     sides = {pair: len(seatings(env, players[pair[0]], players[pair[1]])) for pair in combinations(range(len(players)), 2)}
     pairs = [(i, j) if sides[i, j] else (j, i) for i, j in sides if sides[i, j] or seatings(env, players[j], players[i])]

@@ -55,8 +55,8 @@ def within(walls: float, points: np.ndarray) -> np.ndarray:
 class DiscGame:
     """What the two games share: forces and motion, the end of a game and the start of the next, scripted players, pictures.
 
-    A disc accelerates by `acceleration * force - drag * velocity`, so its top speed is `acceleration / drag`. Arrays of the state
-    have a row for each disc, in the order of the teams and their agents, and a column for each game.
+    A disc accelerates by `acceleration * force - drag * velocity`, so its top speed is `acceleration / drag`. Arrays of the
+    state have a row for each disc, in the order of the teams and their agents, and a column for each game.
     """
 
     teams: tuple[Team, ...]
@@ -249,7 +249,7 @@ class Sumo(DiscGame):
 
 
 class Pursuit(DiscGame):
-    """Two pursuers and a faster evader in a walled square: the pursuers win by a touch, the evader by none within the time limit.
+    """Two pursuers and a faster evader in a walled square: a touch wins for the pursuers, the time limit for the evader.
 
     A disc that meets a wall stops in the wall's direction and slides along it. The pursuers do not get in each other's way.
     """

@@ -2,7 +2,7 @@
 
 The vocabulary is that of ML-Agents' ghost trainer (https://unity-technologies.github.io/ml-agents/ML-Agents-Overview/,
 "Training in competitive multi-agent environments with self-play"): the learner plays *ghosts*, which are snapshots of policies.
-What differs: each game of many in parallel has opponents of its own, drawn when it begins and kept until it ends, and its result
+What differs: each of many parallel games has opponents of its own, drawn when it begins and kept until it ends, and its result
 is credited to these. A snapshot that the ring has dropped lives on until the last game with it has ended.
 """
 
@@ -77,6 +77,21 @@ class SnapshotPool:
         priorities = (1.0 - scores) ** 2
         return self.snapshots[self.rng.choice(len(priorities), p=priorities / priorities.sum())]
 
+    def state(self) -> list[dict[str, Any]]:
+        """All snapshots in plain containers, for a file."""
+        return [
+            vars(snapshot) | {"weights": dict(snapshot.weights), "results": list(snapshot.results)}
+            for snapshot in self.snapshots
+        ]
+
+    def load_state(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the place of all snapshots by those of `state`, each with a uid of this process."""
+        self.snapshots.clear()
+        for saved in state:
+            snapshot = self.add(saved["weights"], saved["step"], saved["rating"])
+            snapshot.games = saved["games"]
+            snapshot.results.extend(saved["results"])
+
 
 class Matches:
     """Who plays whom in each of many parallel games: the learner's team, and the snapshots on the other teams.
@@ -149,7 +164,9 @@ class Matches:
         for team, opponent in enumerate(self.opponents[game]):
             if opponent is not None:
                 change = elo_change(rating, opponent.rating, results[team], self.elo_k) / (len(self.behaviors) - 1)
-                self.finished.append((float(results[team]), opponent.rating, opponent.step))
+                self.finished.append(
+                    (float(results[team]), opponent.rating, self.pools[self.behaviors[team]].latest.step - opponent.step)
+                )
                 self.rating += change
                 opponent.rating -= change
                 opponent.games += 1
@@ -157,12 +174,10 @@ class Matches:
         self.next_game(game)
 
     def of_learner(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The learner's rows (num_games * team_size, ...) of arrays (num_games, team_size, ...), of which there is one a team."""
-        if len(self.sides) == 1:
-            return arrays[self.sides[0]].reshape(-1, *arrays[self.sides[0]].shape[2:])
+        """The learner's rows (num_games * team_size, ...) of arrays (num_games, team_size, ...), one a team."""
         sides = np.stack([arrays[t] for t in self.sides], axis=1)  # (num_games, num_sides, team_size, ...)
         own = sides[np.arange(len(sides)), np.searchsorted(self.sides, self.learner_team)]
-        return own.reshape(-1, *own.shape[2:])
+        return own.reshape(own.shape[0] * own.shape[1], *own.shape[2:])
 
     def all_actions(
         self, env: TeamEnv, agents: Mapping[str, Any], obs: Sequence[np.ndarray], learner_actions: np.ndarray
@@ -199,16 +214,16 @@ class Matches:
             self.stacks[behavior] = uids, PolicyStack(agent, [by_uid[uid] for uid in uids])
         return self.stacks[behavior][1]
 
-    def metrics(self, learner_steps: int) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What is logged: ratings now, and the opponents and results of the games since the last call."""
         ratings_now = {b: pool.latest.rating for b, pool in self.pools.items()} | {self.learner: self.rating}
         metrics = {f"selfplay/rating_{behavior}": rating for behavior, rating in ratings_now.items()}
         if self.finished:
-            results, ratings, steps = np.array(self.finished).T
+            results, ratings, ages = np.array(self.finished).T
             metrics["selfplay/win_rate"] = float(results.mean())
             metrics["selfplay/opponent_rating_mean"] = float(ratings.mean())
             metrics["selfplay/opponent_rating_std"] = float(ratings.std())
-            metrics["selfplay/opponent_age"] = float(learner_steps - steps.mean())
+            metrics["selfplay/opponent_age"] = float(ages.mean())
             metrics["selfplay/games"] = float(len(results))
         self.finished = []
         return metrics

@@ -17,8 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import combinations
-from itertools import zip_longest
+from itertools import combinations, zip_longest
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -274,7 +273,7 @@ class PettingZooGames:
 
     def __init__(self, envs: list[ParallelEnv], teams: tuple[Team, ...]) -> None:
         self.envs, self.num_games, self.teams = envs, len(envs), teams
-        self.scripted_by_team = (("random",),) * len(teams)
+        self.scripted_by_team: tuple[tuple[str, ...], ...] = (("random",),) * len(teams)
         self.alive = self._zeros(bool)
         self.action_masks = self._idle_masks()
         self._seats = [Seat(envs[0], teams, t, k) for t, team in enumerate(teams) for k in range(len(team.agents))]

@@ -1,0 +1,858 @@
+"""PPO with self-play: one file, any game between teams, symmetric or asymmetric.
+
+The algorithm is that of `ppo_continuous.py` (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7 and 9; Schulman et
+al. 2016, https://arxiv.org/abs/1506.02438, eq. 16); `diff ppo_continuous.py ppo_selfplay.py` shows what self-play adds. It
+follows ML-Agents' ghost trainer: the learner plays past selves, each a snapshot of its policy, and roles learn in turns.
+
+    python ppo_selfplay.py
+    python ppo_selfplay.py --env-id pursuit
+    python ppo_selfplay.py --env-id mpe2.simple_push_v3 --env-kwargs '{"continuous_actions": true}' --num-games 16
+    python ppo_selfplay.py --evaluate runs/FOLDER --against charge
+
+What differs from that reference, and why:
+- Each of many parallel games has its own opponents, drawn when it begins and kept until it ends; all act in one batched forward
+  pass. The reference has one opponent at a time for all of its environments.
+- A result is credited to the snapshot that played. The reference credits the one that plays when the result comes in.
+- The outcome is read by one rule (see `utils/team_env.py`), so that games rate whose rewards are not +1 and -1.
+- The newest opponent is the newest snapshot, and not the learner itself: so every game is rated.
+- When the turn passes to another role all games begin anew, and the role whose turn ended leaves a snapshot of its last self.
+- Discrete and MultiDiscrete actions, with masks of legal ones: one categorical distribution a branch, their log-probabilities
+  summed. There is no host of one network for all roles: each role has its own policy, optimiser, pool and rating.
+"""
+
+import itertools
+import json
+import math
+import os
+import pickle
+import random
+import re
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import torch
+import torch.nn as nn
+import tyro
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from utils.cross_play import CrossPlay, Player, cross_play, play, play_pairs, scripted_players, seatings
+from utils.elo import score_interval
+from utils.snapshot_pool import Matches, SnapshotPool
+from utils.team_env import Team, TeamEnv, legal_actions, make_team_env
+
+# === Arguments ========================================================================================================
+
+
+@dataclass
+class Args:
+    """PPO with self-play: trains policies for the teams of a game by playing past selves."""
+
+    # --- experiment ---
+    exp_name: str = Path(__file__).stem
+    """name of the experiment, a part of the run folder's name"""
+    seed: int = 1
+    """seed of the networks, the exploration, the minibatches, the opponents and the games"""
+    torch_deterministic: bool = True
+    """use only deterministic cuDNN algorithms"""
+    cuda: bool = True
+    """use the GPU if there is one"""
+    track: bool = False
+    """log to Weights & Biases too (WANDB_MODE=offline works without an account)"""
+    wandb_project_name: str = "self-play"
+    """W&B project"""
+    wandb_entity: str | None = None
+    """W&B team or user; the account's default if not given"""
+    capture_video: bool = False
+    """record a game of the final policy against its best scripted opponent into videos/ of the run folder"""
+    save_model: bool = True
+    """write model.pt with the last snapshots into the run folder at the end"""
+    eval_freq: int = 500_000
+    """game steps between two evaluations against the scripted players; 0 evaluates only at the end"""
+    eval_games: int = 100
+    """games against each scripted player in an evaluation, half of them on either side"""
+    cross_play_games: int = 64
+    """games of each pair in the table of all against all at the end; 0 leaves it out"""
+    deterministic: bool = False
+    """evaluate policies by their likeliest actions; a policy that must not be predictable is better sampled"""
+    evaluate: Path | None = None
+    """do not train: play the snapshots of this run folder against each other, or its last policy --against another"""
+    against: str | None = None
+    """the opponent for --evaluate: another run folder, or the name of a scripted player"""
+
+    # --- environment ---
+    env_id: str = "sumo"
+    """sumo, pursuit, or a module with PettingZoo's parallel_env or env, installed or in the working folder"""
+    env_kwargs: str = "{}"
+    """arguments of the game in JSON, such as {"actions": "discrete"}"""
+    teams: str | None = None
+    """agents of each team in JSON, such as {"red": ["a_0", "a_1"], "blue": ["b_0"]}; else names of agents tell the teams"""
+    symmetric: Literal["auto", "yes", "no"] = "auto"
+    """whether all teams share one policy; auto goes by the names of agents, or for given --teams by their spaces"""
+    num_games: int = 256
+    """games that are stepped together"""
+
+    # --- self-play ---
+    save_steps: int = 100_000
+    """learner's steps between two snapshots"""
+    window: int = 20
+    """snapshots that the pool holds; the oldest one leaves it"""
+    play_against_latest_model_ratio: float = 0.5
+    """probability that an opponent is the newest snapshot; 1 is self-play without a pool"""
+    opponent_sampling: Literal["uniform", "prioritized"] = "uniform"
+    """how it is drawn otherwise: uniformly from the pool, or rather those that the learner does not beat"""
+    swap_steps: int = 0
+    """steps of opponents' agents, over all games, that a game keeps its opponents for; 0 draws new ones for each game"""
+    swaps_per_turn: float | None = None
+    """sets swap_steps so that opponents change this many times in team_change learner's steps"""
+    team_change: int = 500_000
+    """learner's steps of a turn, after which the next role learns; for games whose teams have policies of their own"""
+    learner_side: str | None = None
+    """name of the only team that the learner plays on; all teams that share its policy in turn if not given"""
+    initial_elo: float = 1200.0
+    """rating to begin with"""
+    elo_k: float = 16.0
+    """the largest change of a rating in one game"""
+
+    # --- algorithm ---
+    total_timesteps: int = 5_000_000
+    """game steps of the whole run, over all games"""
+    learning_rate: float = 1e-3
+    """Adam's learning rate"""
+    num_steps: int = 64
+    """steps of a rollout in each game"""
+    anneal_lr: bool = True
+    """let the learning rate fall linearly to zero over the run"""
+    gamma: float = 0.99
+    """discount factor"""
+    gae_lambda: float = 0.95
+    """lambda of generalised advantage estimation: 0 is one-step TD, 1 is Monte Carlo"""
+    num_minibatches: int = 8
+    """minibatches that a rollout is split into"""
+    update_epochs: int = 4
+    """passes over a rollout"""
+    norm_adv: bool = True
+    """normalise the advantages of each minibatch to mean 0 and standard deviation 1"""
+    norm_obs: bool = True
+    """normalise observations by their running mean and standard deviation, and clip them to [-10, 10]"""
+    norm_reward: bool = True
+    """divide rewards by the running standard deviation of the discounted return, and clip them to [-10, 10]"""
+    clip_coef: float = 0.2
+    """how far the probability ratio may leave 1 before its gradient is cut (epsilon of eq. 7)"""
+    clip_vloss: bool = True
+    """clip the value loss in the same way"""
+    ent_coef: float = 0.0
+    """weight of the entropy bonus"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """largest norm of the gradient of actor and critic together"""
+    target_kl: float | None = None
+    """skip an iteration's remaining epochs once an epoch's mean KL divergence exceeds this"""
+    log_std_init: float = 0.0
+    """initial log standard deviation of the policy for Box actions, in units where the action range is [-1, 1]"""
+
+    @property
+    def batch_size(self) -> int:
+        """Game steps of a rollout over all games."""
+        return self.num_games * self.num_steps
+
+    @property
+    def minibatch_size(self) -> int:
+        """Game steps of a minibatch."""
+        return self.batch_size // self.num_minibatches
+
+    @property
+    def num_iterations(self) -> int:
+        """Rollouts of the run; the last one may exceed total_timesteps."""
+        return -(-self.total_timesteps // self.batch_size)
+
+
+def fail(message: str) -> NoReturn:
+    """Ends the program before it trains: one sentence on standard error, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def check_args(args: Args) -> None:
+    """Refuses what no run can use, in one sentence that names the flag and what it takes."""
+    limits: list[tuple[float, float, str]] = [
+        (0, 1, "gamma gae_lambda play_against_latest_model_ratio"),
+        (1, 1e12, "eval_games num_games total_timesteps num_steps num_minibatches update_epochs save_steps team_change"),
+        (0, 1e12, "eval_freq cross_play_games swap_steps learning_rate clip_coef ent_coef vf_coef max_grad_norm target_kl"),
+        (1, 10_000, "window"),
+        (1e-9, 1e12, "swaps_per_turn"),
+        (0, 2**31, "seed"),
+        (0, 1e4, "elo_k"),
+        (-1e6, 1e6, "initial_elo"),
+        (-20, 2, "log_std_init"),
+    ]
+    for low, high, names in limits:
+        for name in names.split():
+            value = getattr(args, name)
+            if value is not None and not low <= value <= high:  # NaN fails this, too
+                fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:g}, not {value}")
+    if args.batch_size % args.num_minibatches != 0 or args.minibatch_size < 2:
+        rule = f"a divisor of num_games * num_steps = {args.batch_size} that leaves two steps or more to a minibatch"
+        fail(f"--num-minibatches takes {rule}, not {args.num_minibatches}")
+    if args.against is not None and args.evaluate is None:
+        fail("--against takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
+    if args.swap_steps and args.swaps_per_turn is not None:
+        fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
+    for flag, package in (("track", "wandb"), ("capture_video", "moviepy")):
+        if getattr(args, flag) and find_spec(package) is None:
+            fail(f"--{flag.replace('_', '-')} needs the package {package}: pip install {package}")
+    if args.track and os.environ.get("WANDB_MODE", "online") == "online":
+        import wandb
+
+        try:
+            is_logged_in = wandb.login(prompt=False)
+        except wandb.Error as error:
+            fail(f"--track cannot log in to W&B: {' '.join(str(error).split())}")
+        if not is_logged_in:
+            fail("--track takes a W&B account: log in with `wandb login`, or set WANDB_MODE=offline")
+
+
+# === Environments =====================================================================================================
+
+
+def parse_json(flag: str, text: str, example: str) -> dict[str, Any]:
+    """The JSON object that a flag was given."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        fail(f"--{flag} takes a JSON object such as {example}, not {text} ({error})")
+    if not isinstance(value, dict):
+        fail(f"--{flag} takes a JSON object such as {example}, not {text}")
+    return value
+
+
+def make_env(args: Args, num_games: int, render: bool = False) -> TeamEnv:
+    """`num_games` games that step together. Exits with one sentence if there is no such game or teams cannot play it."""
+    env_kwargs = parse_json("env-kwargs", args.env_kwargs, '{"actions": "discrete"}')
+    teams = None if args.teams is None else parse_json("teams", args.teams, '{"red": ["a_0"], "blue": ["b_0"]}')
+    symmetric = {"auto": None, "yes": True, "no": False}[args.symmetric]
+    try:
+        env = make_team_env(args.env_id, num_games, env_kwargs, teams, symmetric, render)
+    except ValueError as error:
+        fail(f"--env-id {error}")
+    if args.learner_side not in (None, *(team.name for team in env.teams)):
+        fail(f"--learner-side takes one of {', '.join(team.name for team in env.teams)}, not {args.learner_side}")
+    return env
+
+
+def swap_steps(args: Args, teams: tuple[Team, ...]) -> int:
+    """Steps of the ghosts between two swaps; with --swaps-per-turn (ghosts / learners) * team_change / swaps, as in ML-Agents."""
+    if args.swaps_per_turn is None:
+        return args.swap_steps
+    learners = len(teams[0].agents)
+    ghosts = sum(len(team.agents) for team in teams) - learners
+    return max(1, round(ghosts / learners * args.team_change / args.swaps_per_turn))
+
+
+# === Networks =========================================================================================================
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and variance of all that a stream has brought so far, of any shape; a part of the model, saved with it.
+
+    Merges the moments of two samples as in Chan, Golub and LeVeque 1983 ("Algorithms for computing the sample variance").
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def update(self, x: Tensor) -> None:
+        """Takes in a batch (n, *shape)."""
+        x = x.double()
+        total = self.count + len(x)
+        delta = x.mean(0) - self.mean
+        squares = self.var * self.count + x.var(0, correction=0) * len(x) + delta**2 * self.count * len(x) / total
+        self.mean += delta * len(x) / total
+        self.var.copy_(squares / total)
+        self.count.copy_(total)
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation, never zero."""
+        return (self.var + 1e-8).sqrt()
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """(..., *shape) to mean 0 and standard deviation 1, within [-10, 10]."""
+        return ((x - self.mean) / self.std).clamp(-10.0, 10.0).float()
+
+
+def mlp(*sizes: int, output_gain: float) -> nn.Sequential:
+    """Tanh network with orthogonal weights (Saxe et al. 2014, https://arxiv.org/abs/1312.6120) and zero biases."""
+    layers: list[nn.Module] = []
+    for i, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+        layer, is_output = nn.Linear(fan_in, fan_out), i == len(sizes) - 2
+        nn.init.orthogonal_(layer.weight, output_gain if is_output else math.sqrt(2))
+        nn.init.zeros_(layer.bias)
+        layers += [layer] if is_output else [layer, nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+class NormalActor(nn.Module):
+    """Normal policy for Box actions: its mean depends on the observation, its log standard deviation does not."""
+
+    def __init__(self, team: Team, log_std_init: float) -> None:
+        super().__init__()
+        self.mean = mlp(team.obs_dim, 64, 64, team.action_dim, output_gain=0.01)
+        self.log_std = nn.Parameter(torch.full((team.action_dim,), log_std_init))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Observations (..., obs_dim) to the mean and the log standard deviation (..., 2 * action_dim)."""
+        mean = self.mean(obs)
+        return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
+
+    def noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """What `sample` takes to draw n actions."""
+        return torch.randn((n, len(self.log_std)), generator=generator).to(self.log_std.device)
+
+    def sample(self, policy: Tensor, masks: Tensor, noise: Tensor | float) -> Tensor:
+        """Actions (n, action_dim) of the outputs (n, 2 * action_dim); the likeliest ones without noise."""
+        mean, log_std = policy.chunk(2, dim=-1)
+        return mean + log_std.exp() * noise
+
+    def log_prob(self, policy: Tensor, masks: Tensor, actions: Tensor) -> Tensor:
+        """Log-density (n,) of actions (n, action_dim)."""
+        mean, log_std = policy.chunk(2, dim=-1)
+        z = (actions - mean) / log_std.exp()
+        return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def entropy(self, policy: Tensor, masks: Tensor) -> Tensor:
+        """Entropy (n,) in nats."""
+        return (policy.chunk(2, dim=-1)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+
+class CategoricalActor(nn.Module):
+    """Policy for Discrete and MultiDiscrete actions: a categorical distribution for each branch, independent of each other.
+
+    An illegal action has probability zero and adds nothing to the entropy.
+    """
+
+    def __init__(self, team: Team) -> None:
+        super().__init__()
+        self.branches = list(team.branches)
+        self.logits = mlp(team.obs_dim, 64, 64, sum(self.branches), output_gain=0.01)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Observations (..., obs_dim) to the logits of all branches (..., sum of branches)."""
+        return self.logits(obs)
+
+    def noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """What `sample` takes to draw n actions: Gumbel noise."""
+        uniform = torch.rand((n, sum(self.branches)), generator=generator).clamp_min(1e-20)
+        return -(-uniform.log()).log().to(next(self.parameters()).device)
+
+    def sample(self, policy: Tensor, masks: Tensor, noise: Tensor | float) -> Tensor:
+        """Actions (n, num_branches) of the logits (n, sum of branches) by the Gumbel-max trick; the likeliest without noise."""
+        branches = (policy + noise).masked_fill(~masks, -math.inf).split(self.branches, dim=-1)
+        return torch.stack([branch.argmax(-1) for branch in branches], dim=-1)
+
+    def log_probs(self, policy: Tensor, masks: Tensor) -> list[Tensor]:
+        """Log-probabilities (n, branch) of all actions, a branch an item; those of illegal ones are -1e9 or less."""
+        return [branch.log_softmax(-1) for branch in policy.masked_fill(~masks, -1e9).split(self.branches, dim=-1)]
+
+    def log_prob(self, policy: Tensor, masks: Tensor, actions: Tensor) -> Tensor:
+        """Log-probability (n,) of actions (n, num_branches)."""
+        chosen = zip(self.log_probs(policy, masks), actions.split(1, dim=-1), strict=True)
+        return torch.cat([log_probs.gather(-1, action) for log_probs, action in chosen], dim=-1).sum(-1)
+
+    def entropy(self, policy: Tensor, masks: Tensor) -> Tensor:
+        """Entropy (n,) in nats, summed over branches."""
+        log_probs = torch.cat(self.log_probs(policy, masks), dim=-1)
+        return -(log_probs.exp() * log_probs).sum(-1)
+
+
+class Agent(nn.Module):
+    """All that is learned for a behaviour, and so all that is saved: policy, value function and statistics."""
+
+    def __init__(self, team: Team, args: Args) -> None:
+        super().__init__()
+        self.norm_obs, self.norm_reward = args.norm_obs, args.norm_reward
+        self.obs_rms = RunningMeanStd((team.obs_dim,))
+        self.return_rms = RunningMeanStd()
+        self.actor = CategoricalActor(team) if team.branches else NormalActor(team, args.log_std_init)
+        self.critic = mlp(team.obs_dim, 64, 64, 1, output_gain=1.0)
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Raw observations (..., obs_dim) to what the networks take."""
+        return self.obs_rms.normalize(obs) if self.norm_obs else obs
+
+    def scale_reward(self, rewards: Tensor) -> Tensor:
+        """Raw rewards to what the advantages are computed from."""
+        return (rewards / self.return_rms.std).clamp(-10.0, 10.0).float() if self.norm_reward else rewards
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Raw observations (n, obs_dim) to the parameters of the policy (n, ...)."""
+        return self.actor(self.normalize(obs))
+
+    def noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """What it takes to draw n actions."""
+        return self.actor.noise(n, generator)
+
+    def sample(self, policy: Tensor, masks: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+        """Actions (n, action_dim) of the policy's parameters (n, ...); the likeliest ones without noise."""
+        return self.actor.sample(policy, masks, noise)
+
+    def acting_weights(self) -> dict[str, Tensor]:
+        """The part of the state dict that acts: all that a snapshot needs."""
+        return {name: value for name, value in self.state_dict().items() if name.startswith(("actor.", "obs_rms."))}
+
+    @torch.no_grad()
+    def act(self, obs: np.ndarray, masks: np.ndarray, noise: Tensor | float = 0.0) -> np.ndarray:
+        """Raw observations (n, obs_dim) to actions (n, action_dim); deterministic without noise."""
+        device = self.obs_rms.mean.device
+        policy = self(torch.as_tensor(obs, dtype=torch.float32, device=device))
+        return self.sample(policy, torch.as_tensor(masks, device=device), noise).cpu().numpy()
+
+
+# === Generalised advantage estimation =================================================================================
+
+
+def compute_gae(
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminations: Tensor, dones: Tensor, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Advantages (num_steps, num_envs) of a rollout; all tensors have that shape (Schulman et al. 2016, eq. 16).
+
+    next_values are the values of the observations that the steps led to, before any reset. A termination (1.0) takes their
+    place by zero; a done, which is a termination or a truncation, only stops the trace from running on into the next episode.
+    """
+    deltas = rewards + gamma * (1.0 - terminations) * next_values - values
+    decays = gamma * gae_lambda * (1.0 - dones)
+    advantages = torch.empty_like(deltas)
+    advantage = torch.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        advantage = torch.addcmul(deltas[t], decays[t], advantage)
+        advantages[t] = advantage
+    return advantages
+
+
+# === Losses and update ================================================================================================
+
+Metrics = dict[str, Tensor]
+
+
+def compute_policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip_coef: float) -> tuple[Tensor, Metrics]:
+    """Clipped surrogate objective, negated (eq. 7); all tensors (minibatch_size,)."""
+    log_ratio = log_prob - old_log_prob
+    ratio = log_ratio.exp()
+    loss = -torch.min(advantages * ratio, advantages * ratio.clamp(1.0 - clip_coef, 1.0 + clip_coef)).mean()
+    with torch.no_grad():  # two estimators of KL(old, new): http://joschu.net/blog/kl-approx.html
+        metrics = {
+            "losses/policy_loss": loss,
+            "losses/old_approx_kl": -log_ratio.mean(),
+            "losses/approx_kl": (ratio - 1.0 - log_ratio).mean(),
+            "losses/clipfrac": ((ratio - 1.0).abs() > clip_coef).float().mean(),
+        }
+    return loss, metrics
+
+
+def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float | None) -> tuple[Tensor, Metrics]:
+    """Half the mean squared error, optionally of the worse of new and clipped values; all tensors (minibatch_size,)."""
+    errors = (values - returns) ** 2
+    if clip_coef is not None:
+        clipped_values = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
+        errors = torch.max(errors, (clipped_values - returns) ** 2)
+    loss = 0.5 * errors.mean()
+    return loss, {"losses/value_loss": loss}
+
+
+def update(agent: Agent, optimizer: torch.optim.Optimizer, minibatch: tuple[Tensor, ...], args: Args) -> Metrics:
+    """One gradient step on eq. 9, with the value loss halved and the entropy of the whole policy."""
+    mb_obs, mb_masks, mb_actions, mb_log_prob, mb_advantages, mb_returns, mb_values = minibatch
+    if args.norm_adv:
+        mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
+    policy = agent.actor(mb_obs)
+    log_prob = agent.actor.log_prob(policy, mb_masks, mb_actions)
+    entropy = agent.actor.entropy(policy, mb_masks).mean()
+    policy_loss, policy_metrics = compute_policy_loss(log_prob, mb_log_prob, mb_advantages, args.clip_coef)
+    values, value_clip = agent.critic(mb_obs).squeeze(-1), args.clip_coef if args.clip_vloss else None
+    value_loss, value_metrics = compute_value_loss(values, mb_values, mb_returns, value_clip)
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+
+    optimizer.zero_grad()
+    loss.backward()
+    grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+    metrics = policy_metrics | value_metrics | {"losses/entropy": entropy, "losses/grad_norm": grad_norm}
+    return {name: value.detach() for name, value in metrics.items()}
+
+
+# === Evaluation =======================================================================================================
+
+
+def evaluate(agents: Mapping[str, Agent], args: Args, folder: Path, capture_video: bool = False) -> dict[str, float]:
+    """Plays each behaviour's policy against every scripted opponent, in games of their own with seeds of their own.
+
+    Touches no random stream of the training. Returns what is logged: the mean score against each (a win is 1, a draw 0.5). With
+    capture_video a game against the best of them goes to folder/videos.
+    """
+    env = make_env(args, 1, render=capture_video)
+    players = [Player("policy", behavior, agent.acting_weights()) for behavior, agent in agents.items()] + scripted_players(env)
+    pairs = [
+        (i, j) for i in range(len(agents)) for j in range(len(agents), len(players)) if seatings(env, players[i], players[j])
+    ]
+    make_games, seed = partial(make_env, args), args.seed + 1_000_000
+    scores = play_pairs(make_games, agents, players, pairs, args.eval_games, seed, args.deterministic).mean(1)
+    metrics = {
+        f"eval/{players[i].behavior}_score_vs_{players[j].name}": score for (i, j), score in zip(pairs, scores, strict=True)
+    }
+    if capture_video:
+        from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
+
+        (folder / "videos").mkdir(exist_ok=True)
+        for k in range(len(agents)):
+            _, i, j = min((score, *pair) for score, pair in zip(scores, pairs, strict=True) if pair[0] == k)
+            frames: list[np.ndarray] = []
+            side = seatings(env, players[i], players[j])[0]
+            seats = np.array([[i if t == side else j for t in range(len(env.teams))]])
+            play(env, agents, players, seats, seed, args.deterministic, frames)
+            path = folder / "videos" / f"{players[i].behavior}-vs-{players[j].name}.mp4"
+            ImageSequenceClip(frames, fps=10).write_videofile(str(path), logger=None)
+    env.close()
+    return metrics
+
+
+def describe(metrics: dict[str, float]) -> str:
+    """Scores against the scripted players in one line."""
+    return "scores: " + ", ".join(
+        f"{k[5:].replace('_score_vs_', ' against ')} {v:.2f}" for k, v in metrics.items() if k[:5] == "eval/"
+    )
+
+
+def cross_play_table(agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPool], args: Args) -> CrossPlay:
+    """The table of all snapshots and scripted players against each other."""
+    env = make_env(args, 1)
+    snapshots = {behavior: [*pool.snapshots] for behavior, pool in pools.items()}
+    players = [Player(f"step {s.step:,}", behavior, s.weights) for behavior, pool in snapshots.items() for s in pool]
+    env.close()
+    players = scripted_players(env) + players
+    return cross_play(
+        partial(make_env, args), agents, players, args.cross_play_games, args.seed + 2_000_000, args.deterministic
+    )
+
+
+def report_cross_play(table: CrossPlay, folder: Path) -> None:
+    """Prints the table and what it says of forgetting, and writes it into the run folder, as numbers and as a heat map."""
+    print(f"cross-play: points of row against column in percent, {table.scores.shape[2] * table.games_per_score} games a pair")
+    print(table.text())
+    for behavior, (mean, worst) in table.progress().items():
+        print(
+            f"{behavior}: the last snapshot scores {mean:.2f} on average against the older ones, {worst:.2f} against the hardest"
+        )
+    table.write_csv(folder / "cross_play.csv")
+    table.heat_map().savefig(folder / "cross_play.png", dpi=120)
+
+
+def evaluate_run(args: Args) -> None:
+    """--evaluate: the table of a run's snapshots, or with --against the score of its last policy against another player."""
+    assert args.evaluate is not None
+    agents, pools, run_args = load_model(args.evaluate, "evaluate")
+    names = "seed eval_games cross_play_games deterministic"
+    for name in names.split():
+        setattr(run_args, name, getattr(args, name))
+    env = make_env(run_args, 1)
+    if args.against is None:
+        print(describe(evaluate(agents, run_args, args.evaluate, args.capture_video)))
+        if args.cross_play_games:
+            report_cross_play(cross_play_table(agents, pools, run_args), args.evaluate)
+        return
+    scripted = scripted_players(env)
+    opponents = [player for player in scripted if player.name == args.against]
+    if not opponents:
+        if not Path(args.against).is_dir():
+            known = ", ".join(dict.fromkeys(player.name for player in scripted))
+            fail(f"--against takes a run folder or one of {known}, and {args.against} is neither")
+        against, _, against_args = load_model(Path(args.against), "against")
+        for name in ("env_id", "env_kwargs", "teams", "symmetric"):
+            ours, theirs = getattr(run_args, name), getattr(against_args, name)
+            if ours != theirs:
+                fail(
+                    f"--against takes a run of the same game, and --{name.replace('_', '-')} was {ours} here and {theirs} there"
+                )
+        opponents = [Player("against", behavior, agent.acting_weights()) for behavior, agent in against.items()]
+    players = [Player("policy", behavior, agent.acting_weights()) for behavior, agent in agents.items()] + opponents
+    pairs = [
+        (i, j) for i in range(len(agents)) for j in range(len(agents), len(players)) if seatings(env, players[i], players[j])
+    ]
+    if not pairs:
+        fail(f"--against takes an opponent that can play the other team, and {args.against} cannot")
+    results = play_pairs(partial(make_env, run_args), agents, players, pairs, args.eval_games, args.seed, args.deterministic)
+    for (i, j), scores in zip(pairs, results, strict=True):
+        mean, low, high = score_interval(scores)
+        who = f"{players[i].behavior} of {args.evaluate} against {players[j].behavior} of {args.against}"
+        print(f"{who}: score {mean:.3f}, 95% interval [{low:.3f}, {high:.3f}], from {len(scores)} seeds")
+
+
+# === Run folder and model file ========================================================================================
+
+
+def make_run_folder(args: Args) -> Path:
+    """A new folder for all that the run writes; a counter tells apart runs that start in the same second."""
+    name = re.sub(r"[^\w.-]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
+    for counter in itertools.count(1):
+        folder = Path("runs") / (name if counter == 1 else f"{name}-{counter}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        (folder / "args.json").write_text(json.dumps(asdict(args), indent=2) + "\n")
+        return folder
+    raise AssertionError("unreachable")
+
+
+def log_metrics(writer: SummaryWriter, metrics: dict[str, float], global_step: int, args: Args) -> None:
+    """One point of every metric, in TensorBoard and, with --track, in W&B."""
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, global_step)
+    if args.track:
+        import wandb
+
+        wandb.log(metrics, step=global_step)
+
+
+def save_model(folder: Path, agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPool], args: Args) -> None:
+    """Writes model.pt: agents, snapshots, and what is needed to build them again. A kill leaves no half a file."""
+    versions = {"torch": str(torch.__version__), "numpy": np.__version__}
+    states = {behavior: agent.state_dict() for behavior, agent in agents.items()}
+    snapshots = {behavior: pool.state() for behavior, pool in pools.items()}
+    model = {"agents": states, "snapshots": snapshots, "args": asdict(args), "versions": versions}
+    torch.save(model, folder / "model.pt.new")
+    os.replace(folder / "model.pt.new", folder / "model.pt")
+
+
+def load_model(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, SnapshotPool], Args]:
+    """The agents and snapshots that `save_model` wrote and the arguments of their run; runs no code from the file."""
+    try:
+        model = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
+        args = Args(**model["args"])
+        env = make_env(args, 1)
+        agents = {team.behavior: Agent(team, args) for team in env.teams}
+        env.close()
+        pools = {behavior: make_pool(args, np.random.default_rng()) for behavior in agents}
+        for behavior, agent in agents.items():
+            agent.load_state_dict(model["agents"][behavior])
+            pools[behavior].load_state(model["snapshots"][behavior])
+    except (OSError, EOFError, RuntimeError, LookupError, TypeError, pickle.UnpicklingError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        fail(f"--{flag} takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
+    return agents, pools, args
+
+
+def make_pool(args: Args, rng: np.random.Generator) -> SnapshotPool:
+    """The pool of one behaviour."""
+    return SnapshotPool(args.window, args.play_against_latest_model_ratio, args.opponent_sampling, rng)
+
+
+# === Main =============================================================================================================
+
+
+def main(args: Args) -> None:
+    """Trains, or plays a trained model if --evaluate names one."""
+    check_args(args)
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures of games without a screen
+    if args.evaluate is not None:
+        evaluate_run(args)
+        return
+
+    # --- seeds and device ---
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+
+    # --- games, run folder and loggers ---
+    env = make_env(args, args.num_games)
+    behaviors = list(dict.fromkeys(team.behavior for team in env.teams))
+    stop_signals: list[int] = []
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda signum, _: stop_signals.append(signum))
+    folder = make_run_folder(args)
+    if args.track:
+        import wandb
+
+        project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
+        wandb.init(project=project, entity=entity, name=folder.name, dir=folder.resolve(), config=config)
+    writer = SummaryWriter(str(folder))
+    total_steps = args.num_iterations * args.batch_size
+    print(f"{args.exp_name}: {args.env_id}, seed {args.seed}, {total_steps:,} steps on {device}, run folder {folder}")
+    if total_steps != args.total_timesteps:
+        print(f"--total-timesteps {args.total_timesteps:,} is rounded up to whole rollouts of {args.batch_size:,} steps")
+
+    # --- agents, optimisers, pools and ratings ---
+    agents = {team.behavior: Agent(team, args).to(device) for team in env.teams}
+    optimizers = {
+        behavior: torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+        for behavior, agent in agents.items()
+    }
+    rng = np.random.default_rng(args.seed)
+    pools = {behavior: make_pool(args, rng) for behavior in behaviors}
+    learner_steps, turn_started = dict.fromkeys(behaviors, 0), 0
+    for behavior, pool in pools.items():
+        pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
+    matches = Matches(env.teams, args.num_games, pools, args.elo_k, swap_steps(args, env.teams), args.learner_side)
+
+    # --- loop ---
+    obs = env.reset(args.seed)
+    games_length = np.zeros(args.num_games)
+    global_step, status = 0, ""
+    progress = tqdm(total=total_steps, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
+    log_step, line_step, log_time, line_time = 0, 0, time.time(), time.time()
+    for iteration in range(1, args.num_iterations + 1):
+        learner = matches.learner
+        agent, optimizer, team = agents[learner], optimizers[learner], env.teams[matches.sides[0]]
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - (iteration - 1) / args.num_iterations)
+
+        # storage: a row for each of the learner's agents in each game
+        shape = (args.num_steps, args.num_games * len(team.agents))
+        observations = np.zeros((*shape, team.obs_dim), dtype=np.float32)
+        final_observations, masks = np.zeros_like(observations), np.zeros((*shape, sum(team.branches)), dtype=bool)
+        actions = np.zeros((*shape, team.action_dim), dtype=np.int64 if team.branches else np.float32)
+        rewards, discounted_returns = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
+        terminations, dones, valid = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+        discounted_return = np.zeros(shape[1], dtype=np.float32)
+
+        noise = agent.noise(math.prod(shape)).unflatten(0, shape)
+        finished_lengths = []
+        for step in range(args.num_steps):
+            # act and step
+            observations[step], valid[step] = matches.of_learner(obs), matches.of_learner(env.alive)
+            masks[step] = matches.of_learner([legal_actions(env, t) for t in range(len(env.teams))])
+            actions[step] = agent.act(observations[step], masks[step], noise[step])
+            result = env.step(matches.all_actions(env, agents, obs, actions[step]))
+            final_observations[step], rewards[step] = matches.of_learner(result.final_obs), matches.of_learner(result.rewards)
+            terminations[step] = matches.of_learner(result.terminations)
+            dones[step] = terminations[step] | matches.of_learner(result.truncations)
+            obs = result.obs
+
+            # record, rate, next opponents
+            discounted_returns[step] = discounted_return = args.gamma * discounted_return + rewards[step]
+            discounted_return[dones[step]] = 0.0
+            games_length += 1
+            for game in result.over.nonzero()[0]:
+                finished_lengths.append(games_length[game])
+                games_length[game] = 0.0
+                matches.finish(int(game), result.scores[game])
+        global_step += args.batch_size
+        learner_steps[learner] += int(valid.sum())
+
+        # store: log-probabilities as the policy acted; statistics that have seen the rollout; values under these
+        to_device = partial(torch.as_tensor, device=device)
+        with torch.no_grad():
+            raw_obs, b_masks, b_actions, mask = map(to_device, (observations, masks, actions, valid))
+            log_prob = agent.actor.log_prob(agent(raw_obs), b_masks, b_actions)
+            agent.obs_rms.update(raw_obs[mask])
+            agent.return_rms.update(to_device(discounted_returns)[mask])
+            b_obs = agent.normalize(raw_obs)
+            values = agent.critic(b_obs).squeeze(-1).cpu()
+            next_values = agent.critic(agent.normalize(to_device(final_observations))).squeeze(-1).cpu()
+            scaled_rewards = agent.scale_reward(to_device(rewards)).cpu()
+        terminated, done = torch.as_tensor(terminations).float(), torch.as_tensor(dones).float()
+        advantages = compute_gae(scaled_rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
+        returns = advantages + values
+        batch = [x.to(device)[mask] for x in (b_obs, b_masks, b_actions, log_prob, advantages, returns, values)]
+
+        # update
+        update_metrics: list[Metrics] = []
+        for _ in range(args.update_epochs):
+            permutation = torch.randperm(len(batch[0]), device=device)
+            minibatches = zip(*(x[permutation].tensor_split(args.num_minibatches) for x in batch), strict=True)
+            epoch_metrics = [update(agent, optimizer, minibatch, args) for minibatch in minibatches]
+            update_metrics += epoch_metrics
+            approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
+            if args.target_kl is not None and approx_kl > args.target_kl:
+                break
+
+        # snapshot, change team
+        if learner_steps[learner] - pools[learner].latest.step >= args.save_steps:
+            pools[learner].add(agent.acting_weights(), learner_steps[learner], matches.rating)
+        if len(behaviors) > 1 and learner_steps[learner] - turn_started >= args.team_change:
+            if learner_steps[learner] > pools[learner].latest.step:
+                pools[learner].add(agent.acting_weights(), learner_steps[learner], matches.rating)
+            matches.give_turn(behaviors[(behaviors.index(learner) + 1) % len(behaviors)])
+            turn_started = learner_steps[matches.learner]
+            obs, games_length = env.reset(args.seed + global_step), np.zeros(args.num_games)
+
+        # log
+        metrics = matches.metrics()
+        metrics |= {name: torch.stack([m[name] for m in update_metrics]).mean().item() for name in update_metrics[0]}
+        metrics["losses/explained_variance"] = 1.0 - ((returns - values).var() / returns.var()).item()
+        metrics["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        metrics["charts/SPS"] = (global_step - log_step) / (time.time() - log_time)
+        metrics["charts/learner"] = float(behaviors.index(learner))
+        if finished_lengths:
+            metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
+
+        # evaluate and report
+        if args.eval_freq and global_step % args.eval_freq < args.batch_size and global_step < total_steps:
+            metrics |= evaluate(agents, args, folder)
+            status = ", " + describe(metrics)
+        log_metrics(writer, metrics, global_step, args)
+        progress.update(args.batch_size)
+        ratings = ", ".join(
+            f"{name[16:]} {value:.0f}" for name, value in metrics.items() if "rating_" in name and "opp" not in name
+        )
+        progress.set_postfix_str(f"rating {ratings}{status}", refresh=False)
+        log_step, log_time = global_step, time.time()
+        if progress.disable and log_time - line_time > 30:
+            steps_per_second = (global_step - line_step) / (log_time - line_time)
+            speed = f"step {global_step:,} of {total_steps:,}, {steps_per_second:,.0f} steps/s"
+            print(f"{speed}, rating {ratings}{status}", flush=True)
+            line_step, line_time = global_step, log_time
+        if stop_signals:
+            break
+
+    # --- end: save, evaluate, say what to do next ---
+    progress.close()
+    env.close()
+    for behavior, pool in pools.items():
+        if learner_steps[behavior] > pool.latest.step:
+            pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating)
+    if args.save_model:
+        save_model(folder, agents, pools, args)
+    if stop_signals:
+        print(f"stopped by signal {stop_signals[0]} at step {global_step:,}")
+    else:
+        metrics = evaluate(agents, args, folder, args.capture_video)
+        log_metrics(writer, metrics, global_step, args)
+        print(describe(metrics))
+        if args.cross_play_games:
+            table = cross_play_table(agents, pools, args)
+            report_cross_play(table, folder)
+            writer.add_figure("selfplay/cross_play", table.heat_map(), global_step)
+    writer.close()
+    if args.track:
+        wandb.finish()
+    print(f"run folder: {folder}\nnext: tensorboard --logdir runs")
+    if args.save_model:
+        print(
+            f"      python {Path(__file__).name} --evaluate {folder} --against {scripted_players(env)[-1].name} --capture-video"
+        )
+    if stop_signals:
+        raise SystemExit(128 + stop_signals[0])
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
