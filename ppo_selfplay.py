@@ -82,6 +82,8 @@ class Args:
     """games against each scripted player in an evaluation, half of them on either side"""
     cross_play_games: int = 64
     """games of each pair in the table of all against all at the end; 0 leaves it out"""
+    cross_play_snapshots: int = 10
+    """snapshots of each behaviour in that table, from the oldest in the pool to the last, evenly spaced"""
     deterministic: bool = False
     """evaluate policies by their likeliest actions; a policy that must not be predictable is better sampled"""
     evaluate: Path | None = None
@@ -102,9 +104,9 @@ class Args:
     """games that are stepped together"""
 
     # --- self-play ---
-    save_steps: int = 100_000
+    save_steps: int = 200_000
     """learner's steps between two snapshots"""
-    window: int = 20
+    window: int = 50
     """snapshots that the pool holds; the oldest one leaves it"""
     play_against_latest_model_ratio: float = 0.5
     """probability that an opponent is the newest snapshot; 1 is self-play without a pool"""
@@ -124,7 +126,7 @@ class Args:
     """the largest change of a rating in one game"""
 
     # --- algorithm ---
-    total_timesteps: int = 5_000_000
+    total_timesteps: int = 10_000_000
     """game steps of the whole run, over all games"""
     learning_rate: float = 1e-3
     """Adam's learning rate"""
@@ -189,7 +191,7 @@ def check_args(args: Args) -> None:
         (0, 1, "gamma gae_lambda play_against_latest_model_ratio"),
         (1, 1e12, "eval_games num_games total_timesteps num_steps num_minibatches update_epochs save_steps team_change"),
         (0, 1e12, "eval_freq cross_play_games swap_steps learning_rate clip_coef ent_coef vf_coef max_grad_norm target_kl"),
-        (1, 10_000, "window"),
+        (1, 10_000, "window cross_play_snapshots"),
         (1e-9, 1e12, "swaps_per_turn"),
         (0, 2**31, "seed"),
         (0, 1e4, "elo_k"),
@@ -251,7 +253,7 @@ def make_env(args: Args, num_games: int, render: bool = False) -> TeamEnv:
 
 
 def swap_steps(args: Args, teams: tuple[Team, ...]) -> int:
-    """Steps of the ghosts between two swaps; with --swaps-per-turn (ghosts / learners) * team_change / swaps, as in ML-Agents."""
+    """Steps of the ghosts between two swaps; by --swaps-per-turn (ghosts / learners) * team_change / swaps, as in ML-Agents."""
     if args.swaps_per_turn is None:
         return args.swap_steps
     learners = len(teams[0].agents)
@@ -540,12 +542,16 @@ def describe(metrics: dict[str, float]) -> str:
 
 
 def cross_play_table(agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPool], args: Args) -> CrossPlay:
-    """The table of all snapshots and scripted players against each other."""
+    """The table of snapshots and scripted players against each other."""
     env = make_env(args, 1)
-    snapshots = {behavior: [*pool.snapshots] for behavior, pool in pools.items()}
-    players = [Player(f"step {s.step:,}", behavior, s.weights) for behavior, pool in snapshots.items() for s in pool]
+    players = scripted_players(env)
     env.close()
-    players = scripted_players(env) + players
+    for behavior, pool in pools.items():
+        chosen = (
+            np.linspace(0, len(pool.snapshots) - 1, min(args.cross_play_snapshots, len(pool.snapshots))).round().astype(int)
+        )
+        snapshots = [pool.snapshots[i] for i in chosen]
+        players += [Player(f"step {snapshot.step:,}", behavior, snapshot.weights) for snapshot in snapshots]
     return cross_play(
         partial(make_env, args), agents, players, args.cross_play_games, args.seed + 2_000_000, args.deterministic
     )
@@ -553,12 +559,10 @@ def cross_play_table(agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPo
 
 def report_cross_play(table: CrossPlay, folder: Path) -> None:
     """Prints the table and what it says of forgetting, and writes it into the run folder, as numbers and as a heat map."""
-    print(f"cross-play: points of row against column in percent, {table.scores.shape[2] * table.games_per_score} games a pair")
+    print("cross-play: points of row against column in percent")
     print(table.text())
     for behavior, (mean, worst) in table.progress().items():
-        print(
-            f"{behavior}: the last snapshot scores {mean:.2f} on average against the older ones, {worst:.2f} against the hardest"
-        )
+        print(f"{behavior}: the last snapshot scores {mean:.2f} on average against older ones, {worst:.2f} in the worst case")
     table.write_csv(folder / "cross_play.csv")
     table.heat_map().savefig(folder / "cross_play.png", dpi=120)
 
@@ -827,9 +831,10 @@ def main(args: Args) -> None:
     # --- end: save, evaluate, say what to do next ---
     progress.close()
     env.close()
-    for behavior, pool in pools.items():
-        if learner_steps[behavior] > pool.latest.step:
-            pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating)
+    for behavior, pool in pools.items():  # the last snapshot is the final policy, in the place of one that is nearly as new
+        if pool.latest.step and learner_steps[behavior] - pool.latest.step < args.save_steps / 2:
+            pool.snapshots.pop()
+        pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
     if args.save_model:
         save_model(folder, agents, pools, args)
     if stop_signals:

@@ -163,14 +163,13 @@ class Matches:
         rating = self.rating
         for team, opponent in enumerate(self.opponents[game]):
             if opponent is not None:
-                change = elo_change(rating, opponent.rating, results[team], self.elo_k) / (len(self.behaviors) - 1)
-                self.finished.append(
-                    (float(results[team]), opponent.rating, self.pools[self.behaviors[team]].latest.step - opponent.step)
-                )
+                result, age = float(results[team]), self.pools[self.behaviors[team]].latest.step - opponent.step
+                change = elo_change(rating, opponent.rating, result, self.elo_k) / (len(self.behaviors) - 1)
+                self.finished.append((result, opponent.rating, age))
                 self.rating += change
                 opponent.rating -= change
                 opponent.games += 1
-                opponent.results.append(float(results[team]))
+                opponent.results.append(result)
         self.next_game(game)
 
     def of_learner(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -178,6 +177,10 @@ class Matches:
         sides = np.stack([arrays[t] for t in self.sides], axis=1)  # (num_games, num_sides, team_size, ...)
         own = sides[np.arange(len(sides)), np.searchsorted(self.sides, self.learner_team)]
         return own.reshape(own.shape[0] * own.shape[1], *own.shape[2:])
+
+    def opponent_steps(self) -> np.ndarray:
+        """When the oldest opponent of each game was taken, in steps of its learner: (num_games,)."""
+        return np.array([min(s.step for s in seats if s is not None) for seats in self.opponents])
 
     def all_actions(
         self, env: TeamEnv, agents: Mapping[str, Any], obs: Sequence[np.ndarray], learner_actions: np.ndarray
@@ -214,10 +217,13 @@ class Matches:
             self.stacks[behavior] = uids, PolicyStack(agent, [by_uid[uid] for uid in uids])
         return self.stacks[behavior][1]
 
+    def rating_of(self, behavior: str) -> float:
+        """The learner's rating, or that of the newest snapshot of a behaviour at rest."""
+        return self.rating if behavior == self.learner else self.pools[behavior].latest.rating
+
     def metrics(self) -> dict[str, float]:
         """What is logged: ratings now, and the opponents and results of the games since the last call."""
-        ratings_now = {b: pool.latest.rating for b, pool in self.pools.items()} | {self.learner: self.rating}
-        metrics = {f"selfplay/rating_{behavior}": rating for behavior, rating in ratings_now.items()}
+        metrics = {f"selfplay/rating_{behavior}": self.rating_of(behavior) for behavior in self.pools}
         if self.finished:
             results, ratings, ages = np.array(self.finished).T
             metrics["selfplay/win_rate"] = float(results.mean())

@@ -1,0 +1,525 @@
+"""The built-in games: physics against closed forms, rules from states set by hand, symmetry, and the scripted players."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from pettingzoo.test import parallel_api_test, parallel_seed_test
+
+from utils.games import DT, DiscGame, ParallelGame, Pursuit, Sumo, parallel_env
+from utils.team_env import TeamEnv, play_games
+
+VARIANTS: dict[str, Callable[[int], DiscGame]] = {
+    "sumo": Sumo,
+    "sumo-discrete": lambda num_games: Sumo(num_games, "discrete"),
+    "sumo-multidiscrete": lambda num_games: Sumo(num_games, "multidiscrete"),
+    "pursuit": Pursuit,
+}
+KWARGS = [{}, {"actions": "discrete"}, {"actions": "multidiscrete"}, {"game": "pursuit"}]
+
+
+@pytest.fixture(params=list(VARIANTS.values()), ids=list(VARIANTS))
+def make(request: pytest.FixtureRequest) -> Callable[[int], DiscGame]:
+    """Makes so many games of each kind in turn."""
+    return request.param
+
+
+def random_actions(env: DiscGame) -> list[np.ndarray]:
+    return [env.scripted_actions("random", team) for team in (0, 1)]
+
+
+def idle(env: DiscGame) -> list[np.ndarray]:
+    """No force, as Box actions."""
+    return [np.zeros((env.num_games, len(team.agents), 2), dtype=np.float32) for team in env.teams]
+
+
+def set_state(env: DiscGame, position: list[complex], velocity: list[complex] | None = None, time: int = 0) -> None:
+    """Puts the discs of all games there."""
+    env.reset(0)
+    env.position[:] = np.array(position)[:, None]
+    env.velocity[:] = 0 if velocity is None else np.array(velocity)[:, None]
+    env.time[:] = time
+
+
+def win_rate(env: DiscGame, first: str, second: str, seed: int = 0) -> float:
+    """The part of games that the first team's player wins against the second team's; a draw counts half."""
+    scores = play_games(env, lambda team, _: env.scripted_actions((first, second)[team], team), seed)
+    return float((np.sign(scores[:, 0] - scores[:, 1]) + 1).mean() / 2)
+
+
+# === Both games =======================================================================================================
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kwargs", KWARGS, ids=VARIANTS.keys())
+def test_pettingzoo_conformance(kwargs: dict[str, str], recwarn: pytest.WarningsRecorder) -> None:
+    parallel_api_test(parallel_env(**kwargs), num_cycles=300)
+    parallel_seed_test(lambda: parallel_env(**kwargs), num_cycles=150)
+    assert not [warning for warning in recwarn if warning.category is not DeprecationWarning]
+
+
+def test_pettingzoo_game_is_the_vectorised_one() -> None:
+    """The same observations and rewards, step by step, up to the end, where the agents go and learn the outcome."""
+    face = parallel_env("pursuit", render_mode="rgb_array")
+    obs, _ = face.reset(seed=5)
+    env = Pursuit(1)
+    env.reset(0)
+    env.position[:], env.velocity[:] = face.games.position, face.games.velocity
+    assert sorted(obs) == ["evader_0", "pursuer_0", "pursuer_1"]
+    for _ in range(env.max_steps):
+        actions = [env.scripted_actions("chase", 0), env.scripted_actions("random", 1)]
+        step = env.step(actions)
+        by_name = {"pursuer_0": actions[0][0, 0], "pursuer_1": actions[0][0, 1], "evader_0": actions[1][0, 0]}
+        obs, rewards, terminations, truncations, infos = face.step(by_name)
+        np.testing.assert_array_equal(obs["pursuer_1"], step.final_obs[0][0, 1])
+        np.testing.assert_array_equal(obs["evader_0"], step.final_obs[1][0, 0])
+        assert not any(truncations.values())
+        assert set(terminations.values()) == {bool(step.over[0])}
+        if step.over[0]:
+            break
+        assert infos == {agent: {} for agent in face.agents}
+    assert rewards == {"pursuer_0": 1, "pursuer_1": 1, "evader_0": -1}
+    assert {agent: info["outcome"] for agent, info in infos.items()} == rewards
+    assert face.agents == []
+    picture = face.render()
+    assert picture is not None
+    np.testing.assert_array_equal(picture, face.games.render())
+    assert np.abs(face.games.position[:2] - face.games.position[2]).min() < 2 * env.radius  # the end, not the next game's start
+
+
+def test_shapes_and_types(make: Callable[[int], DiscGame]) -> None:
+    env = make(5)
+    team_env: TeamEnv = env  # the type checker's part of this test
+    obs = team_env.reset(1)
+    step = env.step(random_actions(env))
+    for t, team in enumerate(env.teams):
+        shape = (5, len(team.agents))
+        assert env.alive[t].all()
+        assert env.alive[t].shape == shape
+        assert env.action_masks[t] is None
+        assert env.scripted_actions("random", t).shape == (*shape, team.action_dim)
+        for array in (obs[t], step.obs[t], step.final_obs[t]):
+            assert array.shape == (*shape, team.obs_dim)
+            assert array.dtype == np.float32
+        assert step.rewards[t].shape == step.terminations[t].shape == step.truncations[t].shape == shape
+        assert (step.rewards[t].dtype, step.terminations[t].dtype) == (np.float32, bool)
+    assert step.scores.shape == (5, 2)
+    assert step.scores.dtype == np.float64
+
+
+def test_an_end_and_the_next_start(make: Callable[[int], DiscGame]) -> None:
+    """Where a game ends: rewards, terminations, the next game's first observation; elsewhere none of these."""
+    env = make(64)
+    env.reset(2)
+    num_over = 0
+    for _ in range(150):
+        step = env.step(random_actions(env))
+        over = step.over
+        num_over += over.sum()
+        sign = np.sign(step.scores[:, 0] - step.scores[:, 1])
+        assert (sign != 0).sum() <= over.sum()
+        np.testing.assert_array_equal(step.scores[~over], 0)
+        for t in (0, 1):
+            np.testing.assert_array_equal(step.rewards[t], np.repeat((sign, -sign)[t][:, None], len(env.teams[t].agents), 1))
+            assert (step.terminations[t] == over[:, None]).all()
+            assert not step.truncations[t].any()
+            np.testing.assert_array_equal(step.obs[t][~over], step.final_obs[t][~over])
+            assert (step.obs[t][over, :, 12] == 1).all()  # time left
+            assert (step.final_obs[t][:, :, 12] < 1).all()
+        np.testing.assert_array_equal(env.time[over], 0)
+    assert num_over > 64
+    assert len(np.unique(env.position)) == env.position.size  # new starts, and different ones
+
+
+def test_seed_determines_everything(make: Callable[[int], DiscGame]) -> None:
+    """Two runs are equal, though one asks the scripted players more often; another seed gives another run."""
+    runs = []
+    for seed, asked in ((3, 1), (3, 2), (4, 1)):
+        env, source = make(16), make(16)
+        run = [env.reset(seed)]
+        source.reset(0)
+        for _ in range(120):
+            for _ in range(asked):
+                random_actions(env)
+            run.append(env.step(random_actions(source)).obs)
+        runs.append([np.concatenate([obs[t].ravel() for obs in run]) for t in (0, 1)])
+    for t in (0, 1):
+        np.testing.assert_array_equal(runs[0][t], runs[1][t])
+        assert not np.array_equal(runs[0][t], runs[2][t])
+
+
+def test_later_steps_leave_what_was_returned(make: Callable[[int], DiscGame]) -> None:
+    env = make(8)
+    first_obs = env.reset(1)
+    step = env.step(random_actions(env))
+    arrays = [*first_obs, *step.obs, *step.final_obs, step.scores, step.over]
+    copies = [array.copy() for array in arrays]
+    for _ in range(120):
+        env.step(random_actions(env))
+    for array, copy in zip(arrays, copies, strict=True):
+        np.testing.assert_array_equal(array, copy)
+    assert not any(np.shares_memory(a, b) for a, b in zip(step.obs, step.final_obs, strict=True))
+
+
+def test_many_games_are_single_games(make: Callable[[int], DiscGame]) -> None:
+    """256 games at once, each against one that is played alone from its state."""
+    env = make(256)
+    env.reset(6)
+    env.restarts = False
+    singles = [make(1) for _ in range(256)]
+    for i, single in enumerate(singles):
+        single.restarts = False
+        single.position[:], single.velocity[:] = env.position[:, [i]], env.velocity[:, [i]]
+    for _ in range(25):
+        actions = random_actions(env)
+        many = env.step(actions)
+        ones = [single.step([team[[i]] for team in actions]) for i, single in enumerate(singles)]
+        np.testing.assert_array_equal(many.over, [one.over[0] for one in ones])
+        np.testing.assert_allclose(many.scores, [one.scores[0] for one in ones], rtol=1e-12)
+        for t in (0, 1):
+            np.testing.assert_allclose(many.obs[t], [one.obs[t][0] for one in ones], rtol=1e-5, atol=1e-6)
+            np.testing.assert_array_equal(many.rewards[t], [one.rewards[t][0] for one in ones])
+
+
+@pytest.mark.parametrize("game", [Sumo, Pursuit])
+def test_motion(game: type[DiscGame]) -> None:
+    """A force from rest: v_n = top (1 - (1 - drag DT)^n), x_n = DT sum v_n, and no force is longer than 1."""
+    env = game(4)
+    env.reset(0)
+    env.restarts = False
+    start = np.array([-0.5 - 0.5j, 0.4 - 0.5j, 0.4 + 0.4j])[: len(env.view), None]
+    env.position[:], env.velocity[:] = start, 0
+    # The forces of the first team in the four games; the last three are of length 1 in the end.
+    numbers = np.array([[0.3, -0.4], [0.6, 0.8], [1, 1], [7, 0.5]])
+    forces = [0.3 - 0.4j, 0.6 + 0.8j, (1 + 1j) / math.sqrt(2), (1 + 0.5j) / math.sqrt(1.25)]
+    actions = idle(env)
+    actions[0][:, 0] = numbers
+    for n in range(1, 5):
+        env.step(actions)
+        drag, speeds = float(env.drag[0, 0]), []
+        for i in range(1, n + 1):
+            speeds.append(env.acceleration / drag * (1 - (1 - drag * DT) ** i))
+        np.testing.assert_allclose(env.velocity[0], np.array(forces) * speeds[-1], rtol=1e-6)
+        np.testing.assert_allclose(env.position[0] - start[0], np.array(forces) * DT * sum(speeds), rtol=1e-6)
+        np.testing.assert_array_equal(env.position[1:], np.repeat(start[1:], 4, axis=1))
+
+
+def test_render(make: Callable[[int], DiscGame]) -> None:
+    """Every disc has its team's colour at its centre, y points up, edges are smooth, and the bar for the time gets shorter."""
+    env = make(2)
+    set_state(env, [-0.3 + 0.5j, 0.4 - 0.2j, -0.2 - 0.6j][: len(env.view)])
+    image = env.render()
+    assert image.shape == (400, 400, 3)
+    assert image.dtype == np.uint8
+
+    def colour(point: complex) -> tuple[int, ...]:
+        return tuple(image[round(199.5 - 175 * point.imag), round(199.5 + 175 * point.real)])
+
+    colours = [colour(point) for point in env.position[:, 0]]
+    team_of = [t for t, team in enumerate(env.teams) for _ in team.agents]
+    assert [colours.index(c) for c in colours] == [team_of.index(t) for t in team_of]  # one colour a team
+    assert len({*colours, colour(0j), colour(1.1 + 1.1j)}) == 4  # the two teams, the floor and what is outside
+    assert (image == colours[0]).all(axis=-1).sum() == pytest.approx(
+        team_of.count(0) * math.pi * (env.radius * 175) ** 2, rel=0.15
+    )
+    assert len(np.unique(image.reshape(-1, 3), axis=0)) > 20
+    bars = []
+    for time in (0, 50, 100):
+        env.time[:] = time
+        bars.append(int((env.render()[388] < 100).all(axis=-1).sum()))
+    assert bars == [350, 175, 0]
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: Sumo(1, "continuous"), "actions"),  # type: ignore[arg-type]
+        (lambda: parallel_env("judo"), "game"),
+        (lambda: ParallelGame("pursuit").games.scripted_actions("flee", 0), "pursuers"),
+        (lambda: Pursuit(1).scripted_actions("chase", 1), "evader"),
+        (lambda: Sumo(1).scripted_actions("chase", 1), "right"),
+    ],
+)
+def test_bad_names(call: Callable[[], object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        call()
+
+
+# === Sumo =============================================================================================================
+
+
+@pytest.mark.parametrize("actions", ["box", "discrete", "multidiscrete"])
+def test_sides_are_one(actions: str) -> None:
+    """The game that is turned by 180 degrees, with the players swapped, is the same game to the last bit."""
+    env, turned = Sumo(64, actions), Sumo(64, actions)  # type: ignore[arg-type]
+    env.reset(1)
+    turned.reset(2)
+    rng = np.random.default_rng(0)
+    env.position += rng.normal(0, 0.1, env.position.shape)  # not symmetric
+    env.restarts = turned.restarts = False
+    turned.position, turned.velocity = -env.position[::-1], -env.velocity[::-1]
+    collisions = 0
+    for _ in range(80):
+        acts = [env.scripted_actions(name, t) for t, name in enumerate(("random", "charge"))]
+        np.testing.assert_array_equal(turned.scripted_actions("charge", 0), acts[1])
+        np.testing.assert_array_equal(turned.scripted_actions("centre", 1), env.scripted_actions("centre", 0))
+        step, turned_step = env.step(acts), turned.step(acts[::-1])
+        collisions += (np.abs(env.position[0] - env.position[1]) < 2 * env.radius + 1e-9).sum()
+        for part in ("obs", "rewards"):
+            np.testing.assert_array_equal(getattr(turned_step, part)[0], getattr(step, part)[1])
+            np.testing.assert_array_equal(getattr(turned_step, part)[1], getattr(step, part)[0])
+        np.testing.assert_array_equal(turned_step.scores, step.scores[:, ::-1])
+    assert collisions > 100
+
+
+def test_start_favours_no_side() -> None:
+    env = Sumo(1000)
+    obs = env.reset(1)
+    np.testing.assert_array_equal(obs[0], obs[1])
+    position = env.position[0]
+    assert np.abs(np.mean(position / np.abs(position))) < 0.1  # every direction
+    assert np.abs(position).min() > 2 * env.radius
+    assert np.abs(position).max() < 0.75
+    assert 0.2 < np.abs(env.velocity).max() < 0.35
+    assert win_rate(env, "random", "random") == pytest.approx(0.5, abs=0.05)
+
+
+def test_observation_of_the_right_player() -> None:
+    """Recomputed in plain numbers: everything is seen from the other end of the plane."""
+    env = Sumo(1)
+    set_state(env, [0.3 + 0.1j, -0.2 + 0.4j], [0.5 + 0j, 0.1 - 0.7j], time=50)
+    ring = 1 - 0.8 * 0.5
+    to_other, own, other = math.hypot(0.5, 0.3), math.hypot(0.2, 0.4), math.hypot(0.3, 0.1)
+    vectors = [0.2, -0.4, -0.1, 0.7, -0.5, 0.3, -0.4, -0.7]
+    expected = [*vectors, to_other - 0.3, ring - own, ring - other, ring, 0.5]
+    np.testing.assert_allclose(env.observe(slice(None))[1][0, 0], expected, rtol=1e-6, atol=1e-7)
+
+
+def test_collisions() -> None:
+    """v1' = v1 - ((v1 - v2) . d) d / |d|^2 with d = x1 - x2, and v2' likewise, where discs meet; others keep theirs."""
+    env = Sumo(500)
+    env.reset(0)
+    rng = np.random.default_rng(1)
+    x1, v1, v2 = rng.normal(size=(3, 500, 2))
+    angle, gap = rng.uniform(0, 2 * np.pi, 500), rng.uniform(0.1, 0.5, 500)
+    x2 = x1 + gap[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    env.position = np.stack([x1[:, 0] + 1j * x1[:, 1], x2[:, 0] + 1j * x2[:, 1]])
+    env.velocity = np.stack([v1[:, 0] + 1j * v1[:, 1], v2[:, 0] + 1j * v2[:, 1]])
+    env.collide()
+    meets, hits = gap < 0.3, 0
+    for i in range(500):
+        d, w1, w2 = x1[i] - x2[i], v1[i], v2[i]
+        if meets[i] and (v1[i] - v2[i]) @ d < 0:
+            hits += 1
+            w1 = v1[i] - ((v1[i] - v2[i]) @ d) / (d @ d) * d
+            w2 = v2[i] + ((v1[i] - v2[i]) @ d) / (d @ d) * d
+        np.testing.assert_allclose(env.velocity[:, i], [complex(*w1), complex(*w2)], rtol=1e-9, atol=1e-12)
+    assert 50 < hits < 450
+    momentum, energy = env.velocity.sum(axis=0), (np.abs(env.velocity) ** 2).sum(axis=0)
+    np.testing.assert_allclose(momentum.real, (v1 + v2)[:, 0], atol=1e-12)
+    np.testing.assert_allclose(energy, (v1**2 + v2**2).sum(axis=1))
+    # Overlapping discs touch afterwards, their middle where it was, in line as they were.
+    np.testing.assert_allclose(np.abs(env.position[1] - env.position[0]), np.maximum(gap, 0.3))
+    np.testing.assert_allclose(env.position.sum(axis=0).real, (x1 + x2)[:, 0], atol=1e-12)
+    np.testing.assert_allclose(np.exp(1j * np.angle(env.position[1] - env.position[0])), np.exp(1j * angle))
+
+
+def test_a_collision_in_play_hands_over_the_momentum() -> None:
+    """A run-up against a disc at rest: the runner stops, and the other flies on, but for drag."""
+    env = Sumo(1)
+    set_state(env, [-0.35 + 0j, 0j], [1 + 0j, 0j])
+    env.step(idle(env))
+    np.testing.assert_allclose(env.velocity[:, 0], [0, 0.9], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("position", "time", "rewards"),
+    [
+        ([0.9, 0.5], 0, None),  # both inside
+        ([1.1, 0.5], 0, (-1, 1)),
+        ([0.5, -1.1j], 0, (1, -1)),
+        ([1.1, -1.2], 0, (1, -1)),  # both out in the same step
+        ([-1.3j, 1.1j], 0, (-1, 1)),
+        ([1.1j, -1.1j], 0, (0, 0)),
+        ([0.7, 0.1], 30, None),  # the ring is 0.752
+        ([0.8, 0.1], 30, (-1, 1)),
+        ([0.19, -0.15], 98, None),  # the last step but one
+        ([0.19, -0.15], 99, (-1, 1)),  # the time limit
+        ([-0.15j, 0.18j], 99, (1, -1)),
+        ([0.16, -0.16], 99, (0, 0)),
+    ],
+)
+def test_who_wins_sumo(position: list[complex], time: int, rewards: tuple[int, int] | None) -> None:
+    env = Sumo(2)
+    set_state(env, position, time=time)
+    step = env.step(idle(env))
+    assert step.over.tolist() == [rewards is not None] * 2
+    assert (step.rewards[0][0, 0], step.rewards[1][0, 0]) == (rewards or (0, 0))
+    if rewards is not None:
+        assert np.sign(step.scores[0, 0] - step.scores[0, 1]) == rewards[0]
+
+
+def test_discrete_actions_are_pushes() -> None:
+    """Nine pushes: (i - 1, j - 1) and its length cut to 1, in all three forms, for either side."""
+    box, discrete, multidiscrete = Sumo(9), Sumo(9, "discrete"), Sumo(9, "multidiscrete")
+    pairs = np.array([(i, j) for i in range(3) for j in range(3)])
+    actions = [pairs[:, None], pairs[::-1, None]]
+    for env in (box, discrete, multidiscrete):
+        env.reset(1)
+    box.step([(pair - 1).astype(np.float32) for pair in actions])
+    multidiscrete.step(actions)
+    discrete.step([3 * pair[..., :1] + pair[..., 1:] for pair in actions])
+    for env in (discrete, multidiscrete):
+        np.testing.assert_allclose(env.velocity, box.velocity, rtol=1e-12)
+    # From rest, all right players push towards (1, 0) as they see it: their forces are turned by 180 degrees.
+    set_state(discrete, [0.5, -0.5])
+    discrete.step([np.full((9, 1, 1), 4), np.full((9, 1, 1), 7)])
+    np.testing.assert_allclose(discrete.velocity, np.array([[0], [-DT * Sumo.acceleration]]).repeat(9, axis=1))
+
+
+def test_discrete_players_push_where_the_others_do() -> None:
+    """Charge's nearest of eight directions is less than 22.5 degrees off; centre may also rest."""
+    env, discrete = Sumo(500), Sumo(500, "discrete")
+    env.reset(1)
+    discrete.reset(1)
+    for team in (0, 1):
+        wanted = env.scripted_actions("charge", team)[:, 0]
+        action = discrete.scripted_actions("charge", team)[:, 0, 0]
+        push = np.stack([action // 3 - 1, action % 3 - 1], axis=1) / np.sqrt(np.maximum(1, (action % 2 == 0) + 1.0))[:, None]
+        assert (wanted * push).sum(axis=1).min() > math.cos(math.radians(22.6))
+        assert len(np.unique(action)) == 8
+    set_state(discrete, [0.001, 0.5])
+    assert (discrete.scripted_actions("centre", 0) == 4).all()
+
+
+def test_random_players_use_all_actions() -> None:
+    box = Sumo(5000)
+    box.reset(0)
+    actions = box.scripted_actions("random", 0)
+    assert actions.mean() == pytest.approx(0, abs=0.03)
+    assert actions.std() == pytest.approx(1 / math.sqrt(3), abs=0.02)
+    for form, num_actions in (("discrete", 9), ("multidiscrete", 3)):
+        env = Sumo(5000, form)  # type: ignore[arg-type]
+        env.reset(0)
+        counts = np.bincount(env.scripted_actions("random", 1).ravel(), minlength=num_actions)
+        np.testing.assert_allclose(counts / counts.sum(), 1 / num_actions, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("actions", "better", "worse", "low", "high"),
+    [
+        ("box", "charge", "random", 0.9, 1),
+        ("box", "centre", "random", 0.98, 1),
+        ("box", "centre", "charge", 0.9, 1),
+        ("discrete", "charge", "random", 0.85, 1),
+        ("discrete", "centre", "random", 0.98, 1),
+        ("discrete", "centre", "charge", 0.6, 0.85),
+        ("multidiscrete", "centre", "charge", 0.6, 0.85),
+    ],
+)
+def test_rungs_of_sumo(actions: str, better: str, worse: str, low: float, high: float) -> None:
+    """Each scripted player beats those before it, from either side."""
+    env = Sumo(500, actions)  # type: ignore[arg-type]
+    assert env.scripted.index(better) > env.scripted.index(worse)
+    assert low <= win_rate(env, better, worse) <= high
+    assert low <= 1 - win_rate(env, worse, better, seed=1) <= high
+
+
+# === Pursuit ==========================================================================================================
+
+
+def test_start_of_pursuit() -> None:
+    """Discs are within the walls, anywhere, and no pursuer is near the evader."""
+    env = Pursuit(5000)
+    env.reset(1)
+    assert np.abs(env.position.real).max() <= 0.92
+    assert np.abs(env.position.imag).max() <= 0.92
+    assert np.abs(env.position[:2] - env.position[2]).min() >= 0.6
+    assert (env.velocity == 0).all()
+    for disc in env.position:
+        quadrants = np.bincount((disc.real > 0) + 2 * (disc.imag > 0))
+        np.testing.assert_allclose(quadrants / 5000, 0.25, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("position", "time", "pursuers_reward"),
+    [
+        ([0.5, -0.5, 0.15 + 0j], 0, 0),
+        ([0.5, -0.5, 0.33 + 0j], 0, 0),  # 0.17 apart
+        ([0.5, -0.5, 0.35 + 0j], 0, 1),  # 0.15 apart
+        ([0.5, -0.5, -0.5 - 0.15j], 0, 1),  # by the other pursuer
+        ([0.5, 0.5, -0.5 + 0j], 10, 0),  # pursuers may touch
+        ([0.5, -0.5, 0.15 + 0j], 98, 0),
+        ([0.5, -0.5, 0.15 + 0j], 99, -1),
+        ([0.5, -0.5, 0.35 + 0j], 99, 1),  # in the last step
+    ],
+)
+def test_who_wins_pursuit(position: list[complex], time: int, pursuers_reward: int) -> None:
+    env = Pursuit(1)
+    set_state(env, position, time=time)
+    step = env.step(idle(env))
+    assert step.over[0] == (pursuers_reward != 0)
+    assert step.rewards[0].tolist() == [[pursuers_reward] * 2]
+    assert step.rewards[1].tolist() == [[-pursuers_reward]]
+    assert np.sign(step.scores[0, 0] - step.scores[0, 1]) == pursuers_reward
+
+
+def test_walls_and_top_speeds() -> None:
+    """Discs never leave the square, slide along its walls, and an evader reaches 1, a pursuer 0.6."""
+    env = Pursuit(1)
+    set_state(env, [-0.9 - 0.5j, -0.9 + 0.5j, -0.9 + 0j])
+    env.restarts = False
+    right = [np.full((1, 2, 2), [1.0, 0.0]), np.full((1, 1, 2), [1.0, 0.0])]
+    top = np.zeros(3)
+    for _ in range(60):
+        env.step(right)
+        top = np.maximum(top, np.abs(env.velocity[:, 0]))
+    assert 0.55 < top[0] <= 0.6
+    assert top[1] == top[0]
+    assert 0.9 < top[2] <= 1
+    np.testing.assert_allclose(env.position[:, 0], [0.92 - 0.5j, 0.92 + 0.5j, 0.92])
+    np.testing.assert_array_equal(env.velocity.real, 0)
+    for _ in range(60):
+        env.step([np.full((1, 2, 2), 0.7), np.full((1, 1, 2), 0.7)])
+        assert np.abs(env.position.imag).max() <= 0.92
+    np.testing.assert_allclose(env.position[2, 0], 0.92 + 0.92j)
+    np.testing.assert_array_equal(env.velocity, 0)
+
+
+def test_observations_of_pursuit() -> None:
+    """Recomputed in plain numbers: own position and velocity, then those of the others relative to them, then the time left."""
+    env = Pursuit(1)
+    set_state(env, [0.1 + 0.2j, -0.3 + 0.4j, 0.5 - 0.6j], [0.1 + 0j, 0.2j, -0.3 + 0.1j], time=25)
+    pursuers, evader = env.observe(slice(None))
+    second = [-0.3, 0.4, 0, 0.2, 0.4, -0.2, 0.1, -0.2, 0.8, -1.0, -0.3, -0.1, 0.75]
+    np.testing.assert_allclose(pursuers[0, 1], second, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(pursuers[0, 0, 4:], [-0.4, 0.2, -0.1, 0.2, 0.4, -0.8, -0.4, 0.1, 0.75], rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(evader[0, 0, :6], [0.5, -0.6, -0.3, 0.1, -0.4, 0.8], rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(evader[0, 0, 6:], [0.4, -0.1, -0.8, 1.0, 0.3, 0.1, 0.75], rtol=1e-6, atol=1e-7)
+
+
+def test_scripted_players_of_pursuit() -> None:
+    """Chase makes for the evader, ahead of one that moves; flee leaves by the side that is free."""
+    env = Pursuit(1)
+    set_state(env, [-0.5, 0.5j, 0j])
+    np.testing.assert_allclose(env.scripted_actions("chase", 0)[0], [[1, 0], [0, -1]], atol=1e-7)
+    env.velocity[2] = 0.5j
+    assert env.scripted_actions("chase", 0)[0, 0, 1] > 0.2
+    flight = env.scripted_actions("flee", 1)[0, 0]
+    assert flight[0] > 0
+    assert flight[1] < 0
+
+
+@pytest.mark.parametrize(
+    ("pursuers", "evader", "low", "high"),
+    [
+        ("random", "random", 0.02, 0.25),
+        ("chase", "random", 0.98, 1),
+        ("random", "flee", 0, 0.02),
+        ("chase", "flee", 0.45, 0.75),
+    ],
+)
+def test_rates_of_pursuit(pursuers: str, evader: str, low: float, high: float) -> None:
+    """Each role's player does better than random, and the two are about even."""
+    assert low <= win_rate(Pursuit(500), pursuers, evader) <= high
