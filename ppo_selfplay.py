@@ -261,6 +261,16 @@ def swap_steps(args: Args, teams: tuple[Team, ...]) -> int:
     return max(1, round(ghosts / learners * args.team_change / args.swaps_per_turn))
 
 
+def warn_of_short_swaps(matches: Matches, game_length: float) -> bool:
+    """Says that opponents cannot change as often as swap_steps asks for, if games of this length are longer; whether it did."""
+    is_short = 0 < matches.swap_steps < matches.num_ghosts * game_length
+    if is_short:
+        steps = f"--swap-steps of {matches.swap_steps:,} steps of opponents' agents"
+        game = f"{matches.num_ghosts:,} such agents in games of {game_length:.0f} steps"
+        print(f"warning: {steps} are shorter than one game ({game}): opponents change with every game", file=sys.stderr)
+    return is_short
+
+
 # === Networks =========================================================================================================
 
 
@@ -716,11 +726,18 @@ def main(args: Args) -> None:
     for behavior, pool in pools.items():
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
     matches = Matches(env.teams, args.num_games, pools, args.elo_k, swap_steps(args, env.teams), args.learner_side)
+    run_steps = total_steps * len(env.teams[0].agents)
+    if len(behaviors) > 1 and args.team_change > run_steps:
+        others, numbers = (
+            ", ".join(behaviors[1:]),
+            f"--team-change {args.team_change:,} exceeds the run's {run_steps:,} learner's steps",
+        )
+        print(f"warning: {numbers}, so that {others} will not learn", file=sys.stderr)
 
     # --- loop ---
     obs = env.reset(args.seed)
     games_length = np.zeros(args.num_games)
-    global_step, status = 0, ""
+    global_step, status, has_warned = 0, "", False
     progress = tqdm(total=total_steps, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
     log_step, line_step, log_time, line_time = 0, 0, time.time(), time.time()
     for iteration in range(1, args.num_iterations + 1):
@@ -808,6 +825,7 @@ def main(args: Args) -> None:
         metrics["charts/learner"] = float(behaviors.index(learner))
         if finished_lengths:
             metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
+            has_warned = has_warned or warn_of_short_swaps(matches, metrics["charts/episodic_length"])
 
         # evaluate and report
         if args.eval_freq and global_step % args.eval_freq < args.batch_size and global_step < total_steps:
@@ -832,9 +850,10 @@ def main(args: Args) -> None:
     progress.close()
     env.close()
     for behavior, pool in pools.items():  # the last snapshot is the final policy, in the place of one that is nearly as new
-        if pool.latest.step and learner_steps[behavior] - pool.latest.step < args.save_steps / 2:
-            pool.snapshots.pop()
-        pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
+        if learner_steps[behavior] > pool.latest.step:
+            if pool.latest.step > learner_steps[behavior] - args.save_steps / 2:
+                pool.snapshots.pop()
+            pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
     if args.save_model:
         save_model(folder, agents, pools, args)
     if stop_signals:

@@ -116,6 +116,7 @@ class Matches:
         self.behaviors = [team.behavior for team in teams]
         self.team_names = [team.name for team in teams]
         self.pools, self.elo_k, self.swap_steps, self.side = pools, elo_k, swap_steps, side
+        self.sizes = np.array([len(team.agents) for team in teams])
         self.opponents: list[list[Snapshot | None]] = [[None] * len(teams) for _ in range(num_games)]
         self.uids = np.zeros((num_games, len(teams)), dtype=np.int64)  # of the opponents; -1 on the learner's team
         self.learner_team = np.zeros(num_games, dtype=np.int64)
@@ -177,6 +178,11 @@ class Matches:
         sides = np.stack([arrays[t] for t in self.sides], axis=1)  # (num_games, num_sides, team_size, ...)
         own = sides[np.arange(len(sides)), np.searchsorted(self.sides, self.learner_team)]
         return own.reshape(own.shape[0] * own.shape[1], *own.shape[2:])
+
+    @property
+    def num_ghosts(self) -> int:
+        """Agents of opponents in all games together."""
+        return int(((self.uids >= 0) * self.sizes).sum())
 
     def opponent_steps(self) -> np.ndarray:
         """When the oldest opponent of each game was taken, in steps of its learner: (num_games,)."""
