@@ -17,10 +17,11 @@ from pettingzoo.utils.conversions import turn_based_aec_to_parallel
 from pettingzoo.utils.env_logger import EnvLogger
 from toy_games import DUEL, Plan, Spaces
 
-from utils.team_env import PettingZooGames, Team, TeamEnv, make_team_env, make_teams, name_teams, play_games
+from utils.team_env import PettingZooGames, Team, TeamEnv, legal_actions, make_team_env, make_teams, name_teams, play_games
 
 OBS = Box(-np.inf, np.inf, (4,))
 TWO_ON_ONE: Spaces = {agent: (OBS, Discrete(2)) for agent in ("red_0", "red_1", "blue_0")}
+TRIO: Spaces = {agent: (OBS, Discrete(3)) for agent in ("red_0", "blue_0", "green_0")}
 
 
 def make_toy(spaces: Spaces, plan: Plan, num_games: int = 1, **kwargs: Any) -> PettingZooGames:
@@ -31,8 +32,8 @@ def make_toy(spaces: Spaces, plan: Plan, num_games: int = 1, **kwargs: Any) -> P
 
 
 def random_actions(env: TeamEnv) -> list[np.ndarray]:
-    """Of both teams."""
-    return [env.scripted_actions("random", team) for team in range(2)]
+    """Of all teams."""
+    return [env.scripted_actions("random", team) for team in range(len(env.teams))]
 
 
 def random_play(env: TeamEnv) -> Callable[[int, np.ndarray], np.ndarray]:
@@ -69,7 +70,7 @@ def test_names_of_agents_make_teams(agents: list[str], teams: dict[str, tuple[st
 
 
 def test_flags_override_names() -> None:
-    """--teams groups the agents, with one policy if both are alike; --symmetric and --no-symmetric have the last word."""
+    """--teams groups the agents, with one policy if all are alike; --symmetric has the last word."""
 
     def behaviors(agents: list[str], teams: dict[str, list[str]] | None, symmetric: bool | None) -> list[tuple[str, str]]:
         env = toy_games.parallel_env({agent: (OBS, Discrete(2)) for agent in agents})
@@ -85,6 +86,16 @@ def test_flags_override_names() -> None:
     halves = {"odd": ["p_3", "p_1"], "even": ["p_0", "p_2"]}
     assert behaviors(four, halves, None) == [("odd", "shared"), ("even", "shared")]
     assert behaviors(four, halves, False) == [("odd", "odd"), ("even", "even")]
+    thirds = {"a": ["p_3"], "b": ["p_1"], "c": ["p_0"]}
+    assert behaviors(["p_0", "p_1", "p_3"], thirds, None) == [("a", "shared"), ("b", "shared"), ("c", "shared")]
+    assert behaviors(["p_0", "p_1", "p_3"], thirds, False) == [("a", "a"), ("b", "b"), ("c", "c")]
+    thirds["c"] = ["p_0", "p_2"]  # one team is unlike the others
+    assert behaviors(four, thirds, None) == [("a", "a"), ("b", "b"), ("c", "c")]
+    assert behaviors(["x", "y", "z"], None, None) == [("x", "x"), ("y", "y"), ("z", "z")]
+    assert behaviors(["x", "y", "z"], None, True) == [("x", "shared"), ("y", "shared"), ("z", "shared")]
+    unity = ["S?team=0", "S?team=1", "G?team=2"]
+    assert behaviors(unity, None, None) == [("S?team=0", "S"), ("S?team=1", "S"), ("G?team=2", "G")]
+    assert behaviors(unity, None, True) == [("S?team=0", "shared"), ("S?team=1", "shared"), ("G?team=2", "shared")]
     env = toy_games.parallel_env({agent: (OBS, Discrete(2)) for agent in four})
     assert make_teams("toy", env, halves, None)[0] == Team("odd", "shared", ("p_3", "p_1"), 4, 1, (2,))
 
@@ -99,9 +110,8 @@ BAD_TEAMS: list[tuple[dict[str, list[str]], str]] = [
     ({"a": ["red_0", "blue_0"]}, "two teams"),
 ]
 BAD_SPACES: list[tuple[Spaces, str]] = [
-    ({"p_0": (OBS, Discrete(2))}, r"--teams that make two teams of its agents, which are 1 now \(p: p_0\)"),
+    ({"p_0": (OBS, Discrete(2))}, r"--teams that make two teams or more of its agents, which are 1 now \(p: p_0\)"),
     ({"p_0": DUEL["red_0"], "p_1": DUEL["red_0"], "p_2": DUEL["red_0"]}, "which are 1 now"),
-    ({"a": DUEL["red_0"], "b": DUEL["red_0"], "c": DUEL["red_0"]}, "which are 3 now"),
     ({}, "no possible_agents"),
     ({"a": (OBS, MultiBinary(3)), "b": (OBS, Discrete(2))}, "those of a are MultiBinary"),
     ({"a": (OBS, Discrete(2)), "b": (OBS, Box(-np.inf, 1.0, (2,)))}, "finite bounds, and those of b are Box"),
@@ -109,21 +119,22 @@ BAD_SPACES: list[tuple[Spaces, str]] = [
     ({"a": (OBS, Tuple([Discrete(2)])), "b": (OBS, Discrete(2))}, "those of a are Tuple"),
     ({"a": (Sequence(OBS), Discrete(2)), "b": (OBS, Discrete(2))}, "observations that flatten to a vector, and those of a"),
     ({"a_0": (OBS, Discrete(2)), "a_1": (OBS, Box(-1, 1, (2,))), "b": (OBS, Discrete(2))}, "and a is of both"),
-    ({"p_0": (OBS, Discrete(2)), "p_1": (OBS, Discrete(3))}, r"--no-symmetric: .*p_0 has .*\(2,\).* and p_1 has .*\(3,\)"),
-    ({"p_0": (OBS, Discrete(2)), "p_1": (Discrete(9), Discrete(2))}, "--no-symmetric"),
+    ({"p_0": (OBS, Discrete(2)), "p_1": (OBS, Discrete(3))}, r"--symmetric no: .*p_0 has .*\(2,\).* and p_1 has .*\(3,\)"),
+    ({"p_0": (OBS, Discrete(2)), "p_1": (Discrete(9), Discrete(2))}, "--symmetric no"),
+    ({f"S?team={t}": (OBS, Discrete(2 + t // 2)) for t in range(3)}, "--symmetric no: .*and S.team=0 has .* and S.team=2 has"),
 ]
 
 
 @pytest.mark.parametrize(("teams", "message"), BAD_TEAMS)
 def test_bad_teams_are_refused(teams: dict[str, list[str]], message: str) -> None:
-    """Unknown agents, forgotten ones, ones that are named twice, and other than two teams."""
+    """Unknown agents, forgotten ones, ones that are named twice, and a single team."""
     with pytest.raises(ValueError, match=f"^toy_games takes .*{message}"):
         make_team_env("toy_games", 1, teams=teams)
 
 
 @pytest.mark.parametrize(("spaces", "message"), BAD_SPACES)
 def test_bad_spaces_are_refused(spaces: Spaces, message: str) -> None:
-    """What no policy here can play, and what one policy cannot play for two teams."""
+    """What no policy here can play, and what one policy cannot play for several teams."""
     with pytest.raises(ValueError, match=f"^toy_games takes .*{message}"):
         make_toy(spaces, [{}])
 
@@ -188,7 +199,7 @@ def test_built_in_games() -> None:
     assert {team.behavior for team in make_team_env("sumo", 2).teams} == {"sumo"}
     assert len({team.behavior for team in make_team_env("sumo", 2, symmetric=False).teams}) == 2
     assert [len(team.agents) for team in make_team_env("pursuit", 2).teams] == [2, 1]
-    with pytest.raises(ValueError, match="^pursuit takes --no-symmetric"):
+    with pytest.raises(ValueError, match="^pursuit takes --symmetric no"):
         make_team_env("pursuit", 2, symmetric=True)
     with pytest.raises(ValueError, match="^sumo takes no --teams"):
         make_team_env("sumo", 2, teams={"a": ["left_0"], "b": ["right_0"]})
@@ -405,7 +416,7 @@ def test_masks_from_info() -> None:
     ],
 )
 def test_the_outcome_rule(plan: Plan, scores: list[float]) -> None:
-    """Outcomes that both teams were given in any step, or else mean returns; nothing is left over for the next game."""
+    """Outcomes that all teams were given in any step, or else mean returns; nothing is left over for the next game."""
     env = make_toy(TWO_ON_ONE, plan)
     env.reset(0)
     for _ in range(2):
@@ -424,6 +435,38 @@ def test_an_outcome_does_not_outlive_its_game() -> None:
     assert isinstance(env.envs[0], toy_games.Planned)
     env.envs[0].plan = [{"red_0": {"reward": 1.0}}]
     assert env.step(random_actions(env)).scores.tolist() == [[1.0, 0.0]]
+
+
+def test_three_teams() -> None:
+    """Each has its scores and arrays of its own; outcomes count if all three were given one."""
+    outcomes: Plan = [{agent: {"info": {"outcome": k}} for k, agent in enumerate(TRIO)}]
+    plan: Plan = [{"blue_0": {"reward": 2.0}}, {"green_0": {"reward": -1.0}, "red_0": {"info": {"outcome": 5}}}]
+    teams = make_teams("toy", toy_games.parallel_env(TRIO), None, None)
+    assert [(team.name, team.agents) for team in teams] == [("red", ("red_0",)), ("blue", ("blue_0",)), ("green", ("green_0",))]
+    env = PettingZooGames([toy_games.Planned(TRIO, plan), toy_games.Planned(TRIO, plan[:1] + outcomes)], teams)
+    assert env.scripted_by_team == (("random",),) * 3
+    obs = env.reset(0)
+    assert [team_obs[:, 0, 2].tolist() for team_obs in obs] == [[0, 0], [1, 1], [2, 2]]
+    assert env.step(random_actions(env)).scores.tolist() == [[0.0] * 3] * 2
+    step = env.step([np.full((2, 1, 1), t) for t in range(3)])
+    assert step.scores.tolist() == [[0.0, 2.0, -1.0], [0.0, 1.0, 2.0]]
+    assert [rewards[:, 0].tolist() for rewards in step.rewards] == [[0, 0], [0, 0], [-1, 0]]
+    for game in env.envs:
+        assert isinstance(game, toy_games.Planned)
+        assert game.received[-1] == {"red_0": 0, "blue_0": 1, "green_0": 2}
+    assert play_games(env, random_play(env), 0).tolist() == step.scores.tolist()
+
+
+def test_legal_actions() -> None:
+    """Of a team without masks all, of Box actions none, and otherwise those of the mask."""
+    spaces: Spaces = {"red_0": (OBS, Discrete(3)), "blue_0": (OBS, Box(0, 1, (2,)))}
+    env = make_toy(spaces, [{}], num_games=2, first_infos={"red_0": {"action_mask": [1, 0, 1]}})
+    env.reset(0)
+    assert legal_actions(env, 0).tolist() == [[[True, False, True]]] * 2
+    assert legal_actions(env, 1).shape == (2, 1, 0)
+    unmasked = make_team_env("sumo", 4, {"actions": "multidiscrete"})
+    assert unmasked.action_masks == [None, None]
+    assert legal_actions(unmasked, 1).tolist() == [[[True] * 6]] * 4
 
 
 def test_play_games_counts_first_games_only() -> None:
@@ -578,10 +621,12 @@ def test_connect_four_is_played_by_its_rules(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_unequal_agents_of_a_team() -> None:
-    """Three kinds of agents make two teams by --teams; the leader has 20 actions, the others of its team have 5."""
+    """Three kinds of agents are three teams, or two by --teams: a leader has 20 actions, the others of its team have 5."""
     teams = {"hunters": ["leadadversary_0", "adversary_0", "adversary_1", "adversary_2"], "prey": ["agent_0", "agent_1"]}
-    with pytest.raises(ValueError, match="which are 3 now"):
-        make_team_env("mpe2.simple_world_comm_v3", 1)
+    env = make_team_env("mpe2.simple_world_comm_v3", 2, {"max_cycles": 6})
+    kinds = [(team.behavior, len(team.agents), team.branches) for team in env.teams]
+    assert kinds == [("leadadversary", 1, (20,)), ("adversary", 3, (5,)), ("agent", 2, (5,))]
+    assert np.isfinite(play_games(env, random_play(env), 0)).all()
     env = make_team_env("mpe2.simple_world_comm_v3", 2, {"max_cycles": 6}, teams)
     assert [(team.behavior, team.branches) for team in env.teams] == [("hunters", (20,)), ("prey", (5,))]
     env.reset(0)
