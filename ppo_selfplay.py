@@ -557,14 +557,11 @@ def cross_play_table(agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPo
     players = scripted_players(env)
     env.close()
     for behavior, pool in pools.items():
-        chosen = (
-            np.linspace(0, len(pool.snapshots) - 1, min(args.cross_play_snapshots, len(pool.snapshots))).round().astype(int)
-        )
-        snapshots = [pool.snapshots[i] for i in chosen]
+        num_snapshots = min(args.cross_play_snapshots, len(pool.snapshots))
+        snapshots = [pool.snapshots[round(i)] for i in np.linspace(0, len(pool.snapshots) - 1, num_snapshots)]
         players += [Player(f"step {snapshot.step:,}", behavior, snapshot.weights) for snapshot in snapshots]
-    return cross_play(
-        partial(make_env, args), agents, players, args.cross_play_games, args.seed + 2_000_000, args.deterministic
-    )
+    make_games, seed = partial(make_env, args), args.seed + 2_000_000
+    return cross_play(make_games, agents, players, args.cross_play_games, seed, args.deterministic)
 
 
 def report_cross_play(table: CrossPlay, folder: Path) -> None:
@@ -600,14 +597,12 @@ def evaluate_run(args: Args) -> None:
         for name in ("env_id", "env_kwargs", "teams", "symmetric"):
             ours, theirs = getattr(run_args, name), getattr(against_args, name)
             if ours != theirs:
-                fail(
-                    f"--against takes a run of the same game, and --{name.replace('_', '-')} was {ours} here and {theirs} there"
-                )
+                flag = f"--{name.replace('_', '-')}"
+                fail(f"--against takes a run of the same game, and {flag} was {ours} here and {theirs} there")
         opponents = [Player("against", behavior, agent.acting_weights()) for behavior, agent in against.items()]
     players = [Player("policy", behavior, agent.acting_weights()) for behavior, agent in agents.items()] + opponents
-    pairs = [
-        (i, j) for i in range(len(agents)) for j in range(len(agents), len(players)) if seatings(env, players[i], players[j])
-    ]
+    pairs = [(i, j) for i in range(len(agents)) for j in range(len(agents), len(players))]
+    pairs = [(i, j) for i, j in pairs if seatings(env, players[i], players[j])]
     if not pairs:
         fail(f"--against takes an opponent that can play the other team, and {args.against} cannot")
     results = play_pairs(partial(make_env, run_args), agents, players, pairs, args.eval_games, args.seed, args.deterministic)
@@ -728,15 +723,13 @@ def main(args: Args) -> None:
     matches = Matches(env.teams, args.num_games, pools, args.elo_k, swap_steps(args, env.teams), args.learner_side)
     run_steps = total_steps * len(env.teams[0].agents)
     if len(behaviors) > 1 and args.team_change > run_steps:
-        others, numbers = (
-            ", ".join(behaviors[1:]),
-            f"--team-change {args.team_change:,} exceeds the run's {run_steps:,} learner's steps",
-        )
-        print(f"warning: {numbers}, so that {others} will not learn", file=sys.stderr)
+        turn, others = f"--team-change {args.team_change:,}", ", ".join(behaviors[1:])
+        print(f"warning: {turn} exceeds the run's {run_steps:,} learner's steps, so {others} will not learn", file=sys.stderr)
 
     # --- loop ---
     obs = env.reset(args.seed)
     games_length = np.zeros(args.num_games)
+    discounted_return = np.zeros(args.num_games * len(env.teams[matches.sides[0]].agents))
     global_step, status, has_warned = 0, "", False
     progress = tqdm(total=total_steps, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
     log_step, line_step, log_time, line_time = 0, 0, time.time(), time.time()
@@ -753,7 +746,6 @@ def main(args: Args) -> None:
         actions = np.zeros((*shape, team.action_dim), dtype=np.int64 if team.branches else np.float32)
         rewards, discounted_returns = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
         terminations, dones, valid = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
-        discounted_return = np.zeros(shape[1], dtype=np.float32)
 
         noise = agent.noise(math.prod(shape)).unflatten(0, shape)
         finished_lengths = []
@@ -815,6 +807,7 @@ def main(args: Args) -> None:
             matches.give_turn(behaviors[(behaviors.index(learner) + 1) % len(behaviors)])
             turn_started = learner_steps[matches.learner]
             obs, games_length = env.reset(args.seed + global_step), np.zeros(args.num_games)
+            discounted_return = np.zeros(args.num_games * len(env.teams[matches.sides[0]].agents))
 
         # log
         metrics = matches.metrics()

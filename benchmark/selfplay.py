@@ -1,0 +1,143 @@
+"""Tables of self-play runs: final scores against the scripted players, when they were reached, and two sets of runs in games
+against each other.
+
+    python -m benchmark.selfplay scores runs/sumo__ppo_sumo__*
+    python -m benchmark.selfplay versus --runs runs/sumo__ppo_sumo__* --against runs/sumo__ppo_sumo_latest__*
+
+Each run counts as one observation: means and 95% percentile-bootstrap intervals are over runs, or over the runs of both sets.
+"""
+
+import csv
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import numpy as np
+import tyro
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import ppo_selfplay
+import sac_selfplay
+from utils.cross_play import Player, play_pairs, seatings
+
+THRESHOLDS = {"random": 0.98, "charge": 0.8, "centre": 0.5}
+
+
+@dataclass
+class Scores:
+    """Final scores against each scripted player, and the seconds and steps after which a training evaluation first had them."""
+
+    runs: tyro.conf.Positional[list[Path]]
+    """run folders"""
+    games: int = 400
+    """games against each scripted player"""
+    csv: Path | None = None
+    """file for the raw numbers"""
+
+
+@dataclass
+class Versus:
+    """Runs of one set against runs of another, each pair of final policies."""
+
+    runs: list[Path]
+    """run folders of the first set"""
+    against: list[Path] = field(default_factory=list)
+    """run folders of the second set"""
+    games: int = 200
+    """games of each pair"""
+    csv: Path | None = None
+    """file for the raw numbers"""
+
+
+def script_of(run: Path) -> ModuleType:
+    """The script that made a run, told by the flags in its args.json."""
+    return sac_selfplay if '"buffer_size"' in (run / "args.json").read_text() else ppo_selfplay
+
+
+def interval(values: np.ndarray, seed: int = 0) -> str:
+    """Mean over runs with its 95% percentile-bootstrap interval; with two axes the runs of both sets are resampled."""
+    rng = np.random.default_rng(seed)
+    means = []
+    for _ in range(2000):
+        resampled = values
+        for axis, n in enumerate(values.shape):
+            resampled = np.take(resampled, rng.integers(n, size=n), axis)
+        means.append(resampled.mean())
+    low, high = np.percentile(means, [2.5, 97.5])
+    return f"{values.mean():.3f} [{low:.3f}, {high:.3f}]"
+
+
+def first_times(run: Path) -> dict[str, tuple[float, int]]:
+    """For each scripted player the seconds since the first logged point, and the step, when the threshold was first reached."""
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0})
+    events.Reload()
+    start = min(events.Scalars(tag)[0].wall_time for tag in events.Tags()["scalars"])
+    first = {}
+    for tag in events.Tags()["scalars"]:
+        name = tag.rpartition("_vs_")[2]
+        if tag.startswith("eval/") and name in THRESHOLDS:
+            reached = [point for point in events.Scalars(tag) if point.value > THRESHOLDS[name]]
+            if reached:
+                first[tag] = reached[0].wall_time - start, reached[0].step
+    return first
+
+
+def print_scores(args: Scores) -> None:
+    """A row a run, then the means."""
+    rows = []
+    for run in sorted(args.runs):
+        script = script_of(run)
+        agents, _, run_args = script.load_model(run, "evaluate")
+        run_args.eval_games, run_args.seed = args.games, run_args.seed + 5_000_000
+        metrics, first = script.evaluate(agents, run_args, run), first_times(run)
+        for tag, score in metrics.items():
+            seconds, step = first.get(tag, (float("nan"), 0))
+            rows.append([run.name, tag[5:].replace("_score_vs_", " vs "), f"{score:.4f}", f"{seconds:.0f}", step])
+    print(
+        "| game | " + " | ".join(f"run {i + 1}" for i in range(len(args.runs))) + " | mean [95%] | first reached, s (steps) |"
+    )
+    print("|---" * (len(args.runs) + 3) + "|")
+    for pair in dict.fromkeys(row[1] for row in rows):
+        own = [row for row in rows if row[1] == pair]
+        scores = np.array([float(row[2]) for row in own])
+        times = ", ".join(f"{row[3]} ({row[4]:,})" if row[4] else "-" for row in own)
+        print(f"| {pair} | " + " | ".join(f"{score:.2f}" for score in scores) + f" | {interval(scores)} | {times} |")
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
+            csv.writer(file).writerows([["run", "game", "score", "first_seconds", "first_step"], *rows])
+
+
+def print_versus(args: Versus) -> None:
+    """Mean score of the first set against the second, for each behaviour of the first."""
+    script = script_of(args.runs[0])
+    ours = [script.load_model(run, "runs") for run in sorted(args.runs)]
+    theirs = [script.load_model(run, "against") for run in sorted(args.against)]
+    agents, _, run_args = ours[0]
+    env = script.make_env(run_args, 1)
+    players = [
+        Player(str(i), behavior, agent.acting_weights())
+        for i, (all_agents, _, _) in enumerate(ours + theirs)
+        for behavior, agent in all_agents.items()
+    ]
+    first, second = range(len(ours) * len(agents)), range(len(ours) * len(agents), len(players))
+    rows = []
+    for behavior in agents:
+        pairs = [
+            (i, j) for i in first for j in second if players[i].behavior == behavior and seatings(env, players[i], players[j])
+        ]
+        results = play_pairs(partial(script.make_env, run_args), agents, players, pairs, args.games, seed=7_000_000)
+        scores = results.mean(1).reshape(len(ours), len(theirs))
+        print(f"{behavior}: {interval(scores)} over {len(ours)} x {len(theirs)} pairs of runs, {args.games} games a pair")
+        rows += [[behavior, i, j, f"{scores[i, j]:.4f}"] for i in range(len(ours)) for j in range(len(theirs))]
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
+            csv.writer(file).writerows([["behavior", "run", "against", "score"], *rows])
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path.cwd()))
+    command = tyro.cli(Annotated[Scores, tyro.conf.subcommand("scores")] | Annotated[Versus, tyro.conf.subcommand("versus")])
+    print_scores(command) if isinstance(command, Scores) else print_versus(command)
