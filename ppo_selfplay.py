@@ -84,8 +84,8 @@ class Args:
     """games of each pair in the table of all against all at the end; 0 leaves it out"""
     cross_play_snapshots: int = 10
     """snapshots of each behaviour in that table, from the oldest in the pool to the last, evenly spaced"""
-    deterministic: bool = False
-    """evaluate policies by their likeliest actions; a policy that must not be predictable is better sampled"""
+    deterministic: bool = True
+    """evaluate policies by their likeliest actions; where being predictable loses, --no-deterministic samples them"""
     evaluate: Path | None = None
     """do not train: play the snapshots of this run folder against each other, or its last policy --against another"""
     against: str | None = None
@@ -520,35 +520,36 @@ def evaluate(agents: Mapping[str, Agent], args: Args, folder: Path, capture_vide
     """
     env = make_env(args, 1, render=capture_video)
     players = [Player("policy", behavior, agent.acting_weights()) for behavior, agent in agents.items()] + scripted_players(env)
-    pairs = [
-        (i, j) for i in range(len(agents)) for j in range(len(agents), len(players)) if seatings(env, players[i], players[j])
-    ]
+    pairs = [(i, j) for i in range(len(agents)) for j in range(len(agents), len(players))]
+    pairs = [(i, j) for i, j in pairs if seatings(env, players[i], players[j])]
     make_games, seed = partial(make_env, args), args.seed + 1_000_000
     scores = play_pairs(make_games, agents, players, pairs, args.eval_games, seed, args.deterministic).mean(1)
-    metrics = {
-        f"eval/{players[i].behavior}_score_vs_{players[j].name}": score for (i, j), score in zip(pairs, scores, strict=True)
-    }
-    if capture_video:
-        from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
-
-        (folder / "videos").mkdir(exist_ok=True)
-        for k in range(len(agents)):
-            _, i, j = min((score, *pair) for score, pair in zip(scores, pairs, strict=True) if pair[0] == k)
-            frames: list[np.ndarray] = []
-            side = seatings(env, players[i], players[j])[0]
-            seats = np.array([[i if t == side else j for t in range(len(env.teams))]])
-            play(env, agents, players, seats, seed, args.deterministic, frames)
-            path = folder / "videos" / f"{players[i].behavior}-vs-{players[j].name}.mp4"
-            ImageSequenceClip(frames, fps=10).write_videofile(str(path), logger=None)
+    names = [f"eval/{players[i].behavior}_score_vs_{players[j].name}" for i, j in pairs]
+    metrics = dict(zip(names, scores.tolist(), strict=True))
+    for k in range(len(agents)) if capture_video else ():
+        _, i, j = min((score, *pair) for score, pair in zip(scores, pairs, strict=True) if pair[0] == k)
+        record_video(env, agents, players[i], players[j], args, folder)
     env.close()
     return metrics
 
 
+def record_video(env: TeamEnv, agents: Mapping[str, Agent], first: Player, second: Player, args: Args, folder: Path) -> None:
+    """Writes a game of the two players, of an environment that renders, to folder/videos."""
+    from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
+
+    (folder / "videos").mkdir(exist_ok=True)
+    frames: list[np.ndarray] = []
+    side = seatings(env, first, second)[0]
+    seats = np.array([[int(t != side) for t in range(len(env.teams))]])
+    play(env, agents, [first, second], seats, args.seed + 1_000_000, args.deterministic, frames)
+    path = folder / "videos" / f"{first.behavior}-vs-{second.name}.mp4"
+    ImageSequenceClip(frames, fps=10).write_videofile(str(path), logger=None)
+
+
 def describe(metrics: dict[str, float]) -> str:
     """Scores against the scripted players in one line."""
-    return "scores: " + ", ".join(
-        f"{k[5:].replace('_score_vs_', ' against ')} {v:.2f}" for k, v in metrics.items() if k[:5] == "eval/"
-    )
+    scores = {name[5:].replace("_score_vs_", " against "): score for name, score in metrics.items() if name.startswith("eval/")}
+    return "scores: " + ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
 
 
 def cross_play_table(agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPool], args: Args) -> CrossPlay:
@@ -581,7 +582,7 @@ def evaluate_run(args: Args) -> None:
     names = "seed eval_games cross_play_games deterministic"
     for name in names.split():
         setattr(run_args, name, getattr(args, name))
-    env = make_env(run_args, 1)
+    env = make_env(run_args, 1, render=args.capture_video)
     if args.against is None:
         print(describe(evaluate(agents, run_args, args.evaluate, args.capture_video)))
         if args.cross_play_games:
@@ -610,6 +611,8 @@ def evaluate_run(args: Args) -> None:
         mean, low, high = score_interval(scores)
         who = f"{players[i].behavior} of {args.evaluate} against {players[j].behavior} of {args.against}"
         print(f"{who}: score {mean:.3f}, 95% interval [{low:.3f}, {high:.3f}], from {len(scores)} seeds")
+        if args.capture_video:
+            record_video(env, agents, players[i], players[j], run_args, args.evaluate)
 
 
 # === Run folder and model file ========================================================================================
@@ -776,8 +779,9 @@ def main(args: Args) -> None:
         with torch.no_grad():
             raw_obs, b_masks, b_actions, mask = map(to_device, (observations, masks, actions, valid))
             log_prob = agent.actor.log_prob(agent(raw_obs), b_masks, b_actions)
-            agent.obs_rms.update(raw_obs[mask])
-            agent.return_rms.update(to_device(discounted_returns)[mask])
+            if valid.any():
+                agent.obs_rms.update(raw_obs[mask])
+                agent.return_rms.update(to_device(discounted_returns)[mask])
             b_obs = agent.normalize(raw_obs)
             values = agent.critic(b_obs).squeeze(-1).cpu()
             next_values = agent.critic(agent.normalize(to_device(final_observations))).squeeze(-1).cpu()
@@ -789,9 +793,10 @@ def main(args: Args) -> None:
 
         # update
         update_metrics: list[Metrics] = []
-        for _ in range(args.update_epochs):
+        num_minibatches = min(args.num_minibatches, len(batch[0]) // 2)  # where agents have left, there are fewer rows
+        for _ in range(args.update_epochs if num_minibatches else 0):
             permutation = torch.randperm(len(batch[0]), device=device)
-            minibatches = zip(*(x[permutation].tensor_split(args.num_minibatches) for x in batch), strict=True)
+            minibatches = zip(*(x[permutation].tensor_split(num_minibatches) for x in batch), strict=True)
             epoch_metrics = [update(agent, optimizer, minibatch, args) for minibatch in minibatches]
             update_metrics += epoch_metrics
             approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
@@ -811,7 +816,8 @@ def main(args: Args) -> None:
 
         # log
         metrics = matches.metrics()
-        metrics |= {name: torch.stack([m[name] for m in update_metrics]).mean().item() for name in update_metrics[0]}
+        if update_metrics:
+            metrics |= {name: torch.stack([m[name] for m in update_metrics]).mean().item() for name in update_metrics[0]}
         metrics["losses/explained_variance"] = 1.0 - ((returns - values).var() / returns.var()).item()
         metrics["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         metrics["charts/SPS"] = (global_step - log_step) / (time.time() - log_time)
@@ -844,7 +850,7 @@ def main(args: Args) -> None:
     env.close()
     for behavior, pool in pools.items():  # the last snapshot is the final policy, in the place of one that is nearly as new
         if learner_steps[behavior] > pool.latest.step:
-            if pool.latest.step > learner_steps[behavior] - args.save_steps / 2:
+            if pool.latest.step > max(0, learner_steps[behavior] - args.save_steps / 2):
                 pool.snapshots.pop()
             pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
     if args.save_model:

@@ -89,8 +89,8 @@ class Args:
     """games of each pair in the table of all against all at the end; 0 leaves it out"""
     cross_play_snapshots: int = 10
     """snapshots of each behaviour in that table, from the oldest in the pool to the last, evenly spaced"""
-    deterministic: bool = False
-    """evaluate policies by their likeliest actions; a policy that must not be predictable is better sampled"""
+    deterministic: bool = True
+    """evaluate policies by their likeliest actions; where being predictable loses, --no-deterministic samples them"""
     evaluate: Path | None = None
     """do not train: play the snapshots of this run folder against each other, or its last policy --against another"""
     against: str | None = None
@@ -627,35 +627,36 @@ def evaluate(agents: Mapping[str, Agent], args: Args, folder: Path, capture_vide
     """
     env = make_env(args, 1, render=capture_video)
     players = [Player("policy", behavior, agent.acting_weights()) for behavior, agent in agents.items()] + scripted_players(env)
-    pairs = [
-        (i, j) for i in range(len(agents)) for j in range(len(agents), len(players)) if seatings(env, players[i], players[j])
-    ]
+    pairs = [(i, j) for i in range(len(agents)) for j in range(len(agents), len(players))]
+    pairs = [(i, j) for i, j in pairs if seatings(env, players[i], players[j])]
     make_games, seed = partial(make_env, args), args.seed + 1_000_000
     scores = play_pairs(make_games, agents, players, pairs, args.eval_games, seed, args.deterministic).mean(1)
-    metrics = {
-        f"eval/{players[i].behavior}_score_vs_{players[j].name}": score for (i, j), score in zip(pairs, scores, strict=True)
-    }
-    if capture_video:
-        from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
-
-        (folder / "videos").mkdir(exist_ok=True)
-        for k in range(len(agents)):
-            _, i, j = min((score, *pair) for score, pair in zip(scores, pairs, strict=True) if pair[0] == k)
-            frames: list[np.ndarray] = []
-            side = seatings(env, players[i], players[j])[0]
-            seats = np.array([[i if t == side else j for t in range(len(env.teams))]])
-            play(env, agents, players, seats, seed, args.deterministic, frames)
-            path = folder / "videos" / f"{players[i].behavior}-vs-{players[j].name}.mp4"
-            ImageSequenceClip(frames, fps=10).write_videofile(str(path), logger=None)
+    names = [f"eval/{players[i].behavior}_score_vs_{players[j].name}" for i, j in pairs]
+    metrics = dict(zip(names, scores.tolist(), strict=True))
+    for k in range(len(agents)) if capture_video else ():
+        _, i, j = min((score, *pair) for score, pair in zip(scores, pairs, strict=True) if pair[0] == k)
+        record_video(env, agents, players[i], players[j], args, folder)
     env.close()
     return metrics
 
 
+def record_video(env: TeamEnv, agents: Mapping[str, Agent], first: Player, second: Player, args: Args, folder: Path) -> None:
+    """Writes a game of the two players, of an environment that renders, to folder/videos."""
+    from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
+
+    (folder / "videos").mkdir(exist_ok=True)
+    frames: list[np.ndarray] = []
+    side = seatings(env, first, second)[0]
+    seats = np.array([[int(t != side) for t in range(len(env.teams))]])
+    play(env, agents, [first, second], seats, args.seed + 1_000_000, args.deterministic, frames)
+    path = folder / "videos" / f"{first.behavior}-vs-{second.name}.mp4"
+    ImageSequenceClip(frames, fps=10).write_videofile(str(path), logger=None)
+
+
 def describe(metrics: dict[str, float]) -> str:
     """Scores against the scripted players in one line."""
-    return "scores: " + ", ".join(
-        f"{k[5:].replace('_score_vs_', ' against ')} {v:.2f}" for k, v in metrics.items() if k[:5] == "eval/"
-    )
+    scores = {name[5:].replace("_score_vs_", " against "): score for name, score in metrics.items() if name.startswith("eval/")}
+    return "scores: " + ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
 
 
 def cross_play_table(agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPool], args: Args) -> CrossPlay:
@@ -688,7 +689,7 @@ def evaluate_run(args: Args) -> None:
     names = "seed eval_games cross_play_games deterministic"
     for name in names.split():
         setattr(run_args, name, getattr(args, name))
-    env = make_env(run_args, 1)
+    env = make_env(run_args, 1, render=args.capture_video)
     if args.against is None:
         print(describe(evaluate(agents, run_args, args.evaluate, args.capture_video)))
         if args.cross_play_games:
@@ -717,6 +718,8 @@ def evaluate_run(args: Args) -> None:
         mean, low, high = score_interval(scores)
         who = f"{players[i].behavior} of {args.evaluate} against {players[j].behavior} of {args.against}"
         print(f"{who}: score {mean:.3f}, 95% interval [{low:.3f}, {high:.3f}], from {len(scores)} seeds")
+        if args.capture_video:
+            record_video(env, agents, players[i], players[j], run_args, args.evaluate)
 
 
 # === Run folder and model file ========================================================================================
@@ -857,7 +860,7 @@ def main(args: Args) -> None:
         # act and step
         learner_obs, valid = matches.of_learner(obs), matches.of_learner(env.alive)
         masks = matches.of_learner([legal_actions(env, t) for t in range(len(env.teams))])
-        if args.norm_obs:
+        if args.norm_obs and valid.any():
             agent.obs_rms.update(torch.as_tensor(learner_obs[valid], device=device))
         if game_steps[learner] < args.learning_starts:
             actions = matches.of_learner([env.scripted_actions("random", t) for t in range(len(env.teams))])
@@ -874,7 +877,8 @@ def main(args: Args) -> None:
         rewards, final_obs, terminations = columns
         stored = (learner_obs, masks, actions, rewards, final_obs, next_masks, terminations)
         opponents = matches.opponent_steps().repeat(len(valid) // args.num_games)
-        buffer.add(opponents[valid], *(column[valid] for column in stored))
+        if valid.any():
+            buffer.add(opponents[valid], *(column[valid] for column in stored))
         obs = result.obs
 
         # record, rate, next opponents
@@ -885,11 +889,12 @@ def main(args: Args) -> None:
             matches.finish(int(game), result.scores[game])
 
         # update
-        while num_updates[learner] < int(args.updates_per_step * (game_steps[learner] - args.learning_starts)):
+        while buffer.total and num_updates[learner] < int(args.updates_per_step * (game_steps[learner] - args.learning_starts)):
             update_metrics = update(agent, optimizers, buffer.sample(args.batch_size), args, num_updates[learner])
             num_updates[learner] += 1
 
         # snapshot, change team
+        newest = pools[learner].latest
         if learner_steps[learner] - pools[learner].latest.step >= args.save_steps:
             pools[learner].add(agent.acting_weights(), learner_steps[learner], matches.rating)
         if len(behaviors) > 1 and learner_steps[learner] - turn_started >= args.team_change:
@@ -898,6 +903,9 @@ def main(args: Args) -> None:
             matches.give_turn(behaviors[(behaviors.index(learner) + 1) % len(behaviors)])
             turn_started = learner_steps[matches.learner]
             obs, games_length = env.reset(args.seed + global_step), np.zeros(args.num_games)
+        if args.replay_opponents == "window" and pools[learner].latest is not newest:
+            opposing = [team.behavior for t, team in enumerate(env.teams) if t != matches.sides[0]]
+            buffers[matches.learner].leave_out(min(pools[behavior].snapshots[0].step for behavior in opposing))
 
         # log
         metrics: dict[str, float] = {}
@@ -935,7 +943,7 @@ def main(args: Args) -> None:
     env.close()
     for behavior, pool in pools.items():  # the last snapshot is the final policy, in the place of one that is nearly as new
         if learner_steps[behavior] > pool.latest.step:
-            if pool.latest.step > learner_steps[behavior] - args.save_steps / 2:
+            if pool.latest.step > max(0, learner_steps[behavior] - args.save_steps / 2):
                 pool.snapshots.pop()
             pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
     if args.save_model:

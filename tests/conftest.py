@@ -15,11 +15,16 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 import ppo_continuous  # noqa: E402
+import ppo_selfplay  # noqa: E402
 import sac_continuous  # noqa: E402
+import sac_selfplay  # noqa: E402
 
-TINY = {
+TINY: dict[str, dict[str, Any]] = {
     "ppo_continuous": {"total_timesteps": 256, "num_steps": 32, "num_minibatches": 4, "update_epochs": 2, "num_envs": 2},
     "sac_continuous": {"total_timesteps": 240, "learning_starts": 100, "batch_size": 32, "buffer_size": 200, "log_freq": 40},
+    "ppo_selfplay": {"total_timesteps": 512, "num_steps": 16, "num_minibatches": 2, "update_epochs": 1, "save_steps": 128},
+    "sac_selfplay": {"total_timesteps": 512, "learning_starts": 32, "batch_size": 32, "buffer_size": 400, "log_freq": 64}
+    | {"updates_per_step": 0.05, "save_steps": 128},
 }
 Train = Callable[..., Path]
 
@@ -37,6 +42,27 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
 
     def run(script: ModuleType, **overrides: Any) -> Path:
         defaults = {"env_id": "Pendulum-v1", "eval_freq": 0, "eval_episodes": 2, "cuda": False}
+        before = set((tmp_path / "runs").glob("*"))
+        script.main(script.Args(**defaults | TINY[script.__name__] | overrides))
+        (folder,) = set((tmp_path / "runs").glob("*")) - before
+        return folder
+
+    return run
+
+
+@pytest.fixture(params=[ppo_selfplay, sac_selfplay], ids=["ppo", "sac"])
+def selfplay(request: pytest.FixtureRequest) -> ModuleType:
+    """Each of the self-play scripts in turn."""
+    return request.param
+
+
+@pytest.fixture
+def train_selfplay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """The same for a self-play script: eight games, few evaluations, no table."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(script: ModuleType, **overrides: Any) -> Path:
+        defaults = {"num_games": 8, "eval_freq": 0, "eval_games": 2, "cross_play_games": 0, "cuda": False}
         before = set((tmp_path / "runs").glob("*"))
         script.main(script.Args(**defaults | TINY[script.__name__] | overrides))
         (folder,) = set((tmp_path / "runs").glob("*")) - before

@@ -81,7 +81,8 @@ def test_flags_override_names() -> None:
     assert behaviors(pair, None, False) == [("p_0", "p_0"), ("p_1", "p_1")]
     assert behaviors(["x", "y"], None, None) == [("x", "x"), ("y", "y")]
     assert behaviors(["x", "y"], None, True) == [("x", "shared"), ("y", "shared")]
-    assert behaviors(["G?team=1", "S?team=0"], None, False) == [("G?team=1", "G"), ("S?team=0", "S")]
+    assert behaviors(["G?team=1", "S?team=0"], None, None) == [("G?team=1", "G"), ("S?team=0", "S")]
+    assert behaviors(["S?team=1", "S?team=0"], None, False) == [("S?team=1", "S?team=1"), ("S?team=0", "S?team=0")]
     assert behaviors(three, {"one": ["b_0"], "two": ["a_1", "a_0"]}, None) == [("one", "one"), ("two", "two")]
     halves = {"odd": ["p_3", "p_1"], "even": ["p_0", "p_2"]}
     assert behaviors(four, halves, None) == [("odd", "shared"), ("even", "shared")]
@@ -440,7 +441,10 @@ def test_an_outcome_does_not_outlive_its_game() -> None:
 def test_three_teams() -> None:
     """Each has its scores and arrays of its own; outcomes count if all three were given one."""
     outcomes: Plan = [{agent: {"info": {"outcome": k}} for k, agent in enumerate(TRIO)}]
-    plan: Plan = [{"blue_0": {"reward": 2.0}}, {"green_0": {"reward": -1.0}, "red_0": {"info": {"outcome": 5}}}]
+    plan: Plan = [
+        {"blue_0": {"reward": 2.0, "info": {"outcome": 7}}},
+        {"green_0": {"reward": -1.0}, "red_0": {"info": {"outcome": 5}}},
+    ]
     teams = make_teams("toy", toy_games.parallel_env(TRIO), None, None)
     assert [(team.name, team.agents) for team in teams] == [("red", ("red_0",)), ("blue", ("blue_0",)), ("green", ("green_0",))]
     env = PettingZooGames([toy_games.Planned(TRIO, plan), toy_games.Planned(TRIO, plan[:1] + outcomes)], teams)

@@ -96,6 +96,8 @@ def play_pairs(
     A score is the mean of the games from one seed, one for each side that the first player can take, so that neither the start
     nor the side favours anyone; a pair plays num_games in all, rounded up. `make_env` makes an environment of so many games.
     """
+    if not pairs:
+        return np.empty((0, num_games))
     env = make_env(1)
     sides = [seatings(env, players[i], players[j]) for i, j in pairs]
     num_seeds = -(-num_games // len(sides[0]))
@@ -199,10 +201,15 @@ def cross_play(
     seed: int,
     deterministic: bool = False,
 ) -> CrossPlay:
-    """Plays all players that can meet against each other, num_games a pair, by the rules of `play_pairs`."""
+    """Plays all players that can meet against each other, num_games a pair, by the rules of `play_pairs`.
+
+    ValueError if no two can meet, as in a game of three roles, which no two players can fill.
+    """
     env = make_env(1)
     sides = {pair: len(seatings(env, players[pair[0]], players[pair[1]])) for pair in combinations(range(len(players)), 2)}
     pairs = [(i, j) if sides[i, j] else (j, i) for i, j in sides if sides[i, j] or seatings(env, players[j], players[i])]
+    if not pairs:
+        raise ValueError("cross-play takes players who can meet, one on a team and the other on all others, and no two can")
     games_per_score = len(seatings(env, players[pairs[0][0]], players[pairs[0][1]]))
     env.close()
     results = play_pairs(make_env, agents, players, pairs, num_games, seed, deterministic)

@@ -69,7 +69,7 @@ class SnapshotPool:
 
     def draw(self) -> Snapshot:
         """An opponent for one game; IndexError if there is none yet."""
-        if self.rng.random() < self.latest_ratio or len(self.snapshots) == 1:
+        if self.rng.random() < self.latest_ratio or len(self.snapshots) < 2:
             return self.latest
         if self.sampling == "uniform":
             return self.snapshots[self.rng.integers(len(self.snapshots))]

@@ -1,0 +1,305 @@
+"""Bad arguments, games and files of the self-play scripts: one sentence that names the flag, exit status 2, no traceback, nothing
+left behind; and the warnings about turns and swaps that cannot be."""
+
+import os
+import pickle
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import tyro
+from conftest import Train
+
+BOTH = [
+    "--env-id no_such_game",
+    "--env-id no.such.game",
+    "--env-id ",
+    "--env-id json",  # a module, and no game
+    "--env-id mpe2.simple_spread_v3",  # one team
+    "--env-id toy_envs",
+    "--env-kwargs {",
+    "--env-kwargs [1]",
+    "--env-kwargs actions=box",
+    "--teams red",
+    "--teams []",
+    "--symmetric maybe",
+    "--learner-side middle",
+    "--play-against-latest-model-ratio 1.1",
+    "--play-against-latest-model-ratio -0.1",
+    "--play-against-latest-model-ratio nan",
+    "--opponent-sampling best",
+    "--window 0",
+    "--window 20000",
+    "--save-steps 0",
+    "--team-change 0",
+    "--swap-steps -1",
+    "--swaps-per-turn 0",
+    "--swaps-per-turn nan",
+    "--elo-k -1",
+    "--elo-k nan",
+    "--initial-elo inf",
+    "--num-games 0",
+    "--seed -1",
+    "--seed one",
+    "--total-timesteps 0",
+    "--total-timesteps 1e6",
+    "--eval-freq -1",
+    "--eval-games 0",
+    "--cross-play-games -1",
+    "--cross-play-snapshots 0",
+    "--gamma 1.01",
+    "--gamma nan",
+    "--no-such-flag 1",
+    "--evaluate runs/none",
+    "--against random",  # without --evaluate
+]
+PPO = [
+    "--learning-rate -1e-3",
+    "--learning-rate inf",
+    "--num-steps 0",
+    "--num-minibatches 0",
+    "--num-minibatches 7",  # no divisor
+    "--num-minibatches 512",  # a minibatch of one has no standard deviation
+    "--update-epochs 0",
+    "--gae-lambda 2",
+    "--clip-coef -0.2",
+    "--max-grad-norm -1",
+    "--target-kl nan",
+    "--log-std-init 9",
+]
+SAC = [
+    "--q-lr -1",
+    "--policy-lr nan",
+    "--alpha-lr inf",
+    "--q-lr-schedule cosine",
+    "--buffer-size 4",  # a step of all games does not fit
+    "--batch-size 0",
+    "--learning-starts -1",
+    "--updates-per-step -0.5",
+    "--policy-frequency 0",
+    "--target-network-frequency 0",
+    "--tau 1.5",
+    "--alpha 0",
+    "--discrete-target-entropy-scale -1",
+    "--target-entropy-scale nan",
+    "--replay-opponents none",
+    "--log-freq 0",
+]
+CASES = [(name, case) for name, cases in (("ppo_selfplay", BOTH + PPO), ("sac_selfplay", BOTH + SAC)) for case in cases]
+TINY = {"--total-timesteps": "512", "--num-games": "8"}  # so that a value that slips through does not train for long
+TINY_PPO = {"--num-steps": "64", "--num-minibatches": "2"}
+
+
+def run(script: ModuleType, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Runs a command line that must fail, checks how, and returns what it wrote to standard error."""
+    capsys.readouterr()
+    before = os.listdir()
+    with pytest.raises(SystemExit) as exit_info:
+        script.main(tyro.cli(script.Args, args=words))
+    assert exit_info.value.code == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    assert os.listdir() == before
+    if captured.err.startswith("error: "):  # ours; the others are tyro's, which names the flag and the type that it takes
+        assert captured.err.count("\n") == 1
+        assert captured.out == ""
+    return captured.err
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with nothing in it."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_bad_flag(name: str, case: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alone beside good ones."""
+    flag, value = case.split(" ")
+    good = TINY | (TINY_PPO if name == "ppo_selfplay" else {})
+    words = [word for other, number in good.items() if other != flag for word in (other, number)]
+    assert flag in run(__import__(name), capsys, *words, flag, value)
+    assert os.listdir() == []
+
+
+GAMES = [
+    (["--env-id", "sumo", "--env-kwargs", '{"actions": "hexagonal"}'], "actions must be one of box, discrete, multidiscrete"),
+    (["--env-id", "sumo", "--env-kwargs", '{"nonsense": 1}'], "nonsense"),
+    (["--env-id", "sumo", "--teams", '{"red": ["left_0"], "blue": ["right_0"]}'], "--teams"),
+    (["--env-id", "pursuit", "--env-kwargs", '{"actions": "discrete"}'], "actions"),
+    (["--env-id", "pursuit", "--symmetric", "yes"], "--symmetric no"),
+    (["--env-id", "mpe2.simple_push_v3", "--symmetric", "yes"], "--symmetric no"),
+    (["--env-id", "mpe2.simple_push_v3", "--env-kwargs", '{"colour": "red"}'], "colour"),
+    (["--env-id", "mpe2.simple_push_v3", "--teams", '{"red": ["agent_0"], "blue": ["agent_1"]}'], "--teams"),
+    (["--env-id", "mpe2.simple_push_v3", "--teams", '{"red": ["agent_0", "adversary_0"]}'], "--teams"),
+    (["--env-id", "mpe2.simple_push_v3", "--teams", '{"red": ["agent_0", "adversary_0"], "blue": []}'], "--teams"),
+    (["--env-id", "mpe2.simple_push_v3", "--teams", '{"red": 1, "blue": 2}'], "--teams"),
+    (["--env-id", "mpe2.simple_push_v3", "--teams", '{"red": ["agent_0"], "blue": [1]}'], "--teams"),
+    (["--env-id", "mpe2.simple_push_v3", "--learner-side", "left"], "--learner-side takes one of adversary, agent"),
+    (["--env-id", "broken"], "--env-id broken"),
+    (["--env-id", "raises"], "ZeroDivisionError"),
+    (["--swap-steps", "10", "--swaps-per-turn", "2"], "give one of the two"),
+]
+
+
+@pytest.mark.parametrize(("words", "named"), GAMES, ids=lambda x: " ".join(x[-2:]) if isinstance(x, list) else None)
+def test_bad_games_and_combinations(
+    selfplay: ModuleType, words: list[str], named: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the game itself, or the teams that were asked for, make impossible."""
+    (empty_folder / "broken.py").write_text("def parallel_env(:\n")
+    (empty_folder / "raises.py").write_text("def parallel_env(**kwargs):\n    return 1 / 0\n")
+    stderr = run(selfplay, capsys, *words)
+    assert stderr.startswith("error: --")
+    assert named in stderr
+
+
+def test_the_sentence_says_what_the_flag_takes(
+    selfplay: ModuleType, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what it was given."""
+    expected = "error: --play-against-latest-model-ratio takes a number from 0 to 1, not 7.0\n"
+    assert run(selfplay, capsys, "--play-against-latest-model-ratio", "7") == expected
+
+
+@pytest.mark.parametrize("package", ["wandb", "moviepy"])
+def test_missing_optional_package(
+    selfplay: ModuleType, package: str, empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named, with the command that installs it."""
+    monkeypatch.setattr(selfplay, "find_spec", lambda name: None if name == package else object())
+    flag = {"wandb": "--track", "moviepy": "--capture-video"}[package]
+    assert run(selfplay, capsys, flag) == f"error: {flag} needs the package {package}: pip install {package}\n"
+
+
+def test_pictures_that_a_game_does_not_make(
+    selfplay: ModuleType, train_selfplay: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused by --evaluate, too."""
+    (tmp_path / "blind.py").write_text("import toy_games\ndef parallel_env():\n    return toy_games.parallel_env()\n")
+    folder = train_selfplay(selfplay, env_id="blind", total_timesteps=128)
+    assert "--env-id blind" in run(selfplay, capsys, "--evaluate", str(folder), "--capture-video")
+
+
+# --- saved runs ---
+
+
+class Bomb:
+    """A pickle that would run code."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("exploded",)
+
+
+DAMAGES = ["missing", "empty", "truncated", "garbage", "pickle", "torch pickle", "list", "foreign", "other shapes", "window"]
+
+
+@pytest.mark.parametrize("flag", ["evaluate", "against"])
+@pytest.mark.parametrize("damage", [*DAMAGES, "snapshots"])
+def test_damaged_model(
+    selfplay: ModuleType, damage: str, flag: str, saved_runs: dict[str, Path], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Whatever is wrong with the file, the sentence names the flag that it came by, and no code runs from it."""
+    whole = (saved_runs[selfplay.__name__] / "model.pt").read_bytes()
+    folder, good = tmp_path / "damaged", tmp_path / "good"
+    folder.mkdir()
+    good.mkdir()
+    (good / "model.pt").write_bytes(whole)
+    path = folder / "model.pt"
+    path.write_bytes(whole)
+    if damage == "missing":
+        path.unlink()
+    elif damage in ("empty", "truncated", "garbage"):
+        path.write_bytes({"empty": b"", "truncated": whole[: len(whole) // 2], "garbage": b"not a model" * 99}[damage])
+    elif damage == "pickle":
+        path.write_bytes(pickle.dumps(Bomb()))
+    elif damage == "torch pickle":
+        torch.save({"args": Bomb()}, path)
+    else:
+        model = torch.load(path, weights_only=True)
+        if damage == "list":
+            model = [1, 2, 3]
+        elif damage == "foreign":
+            model["args"]["of_another_script"] = 1
+        elif damage == "other shapes":
+            model["args"]["env_kwargs"] = '{"actions": "discrete"}'
+        elif damage == "window":
+            model["args"]["window"] = 0
+        else:
+            del model["snapshots"]["sumo"][0]["rating"]
+        torch.save(model, path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    words = ["--evaluate", str(folder)] if flag == "evaluate" else ["--evaluate", str(good), "--against", str(folder)]
+    assert run(selfplay, capsys, *words).startswith(f"error: --{flag} takes a run folder")
+    assert os.listdir() == []
+
+
+@pytest.fixture(scope="module")
+def saved_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A short run of each script."""
+    folders = {}
+    for name in ("ppo_selfplay", "sac_selfplay"):
+        script, folder = __import__(name), tmp_path_factory.mktemp(name)
+        words = [word for pair in (TINY | (TINY_PPO if name == "ppo_selfplay" else {})).items() for word in pair]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            flags = ["--eval-freq", "0", "--eval-games", "2", "--cross-play-games", "0", "--no-cuda", "--save-steps", "128"]
+            script.main(tyro.cli(script.Args, args=words + flags))
+        (folders[name],) = (folder / "runs").iterdir()
+    return folders
+
+
+def test_the_other_scripts_model(
+    selfplay: ModuleType, saved_runs: dict[str, Path], empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PPO cannot act with SAC's weights, and says that it is not its own file."""
+    ours = str(saved_runs[selfplay.__name__])
+    (other,) = (str(folder) for name, folder in saved_runs.items() if name != selfplay.__name__)
+    assert "--evaluate takes a run folder with a whole model.pt of this script" in run(selfplay, capsys, "--evaluate", other)
+    assert "--against takes a run folder" in run(selfplay, capsys, "--evaluate", ours, "--against", other)
+
+
+def test_unknown_opponents(
+    selfplay: ModuleType, train_selfplay: Train, saved_runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that no scripted player has, and a run of another game."""
+    ours = str(saved_runs[selfplay.__name__])
+    stderr = run(selfplay, capsys, "--evaluate", ours, "--against", "godzilla")
+    assert stderr == "error: --against takes a run folder or one of random, charge, centre, and godzilla is neither\n"
+    other = train_selfplay(selfplay, env_id="pursuit", total_timesteps=128)
+    stderr = run(selfplay, capsys, "--evaluate", ours, "--against", str(other))
+    assert stderr == "error: --against takes a run of the same game, and --env-id was sumo here and pursuit there\n"
+    discrete = train_selfplay(selfplay, env_kwargs='{"actions": "discrete"}', total_timesteps=128)
+    assert "--env-kwargs was {} here" in run(selfplay, capsys, "--evaluate", ours, "--against", str(discrete))
+
+
+# --- warnings ---
+
+
+def test_warning_of_a_turn_that_does_not_end(
+    selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two pursuers make two learner's steps of each game step; a turn of just as many is not too long."""
+    train_selfplay(selfplay, env_id="pursuit", team_change=1025)
+    expected = "warning: --team-change 1,025 exceeds the run's 1,024 learner's steps, so evader will not learn\n"
+    assert capsys.readouterr().err == expected
+    train_selfplay(selfplay, env_id="pursuit", team_change=1024)
+    train_selfplay(selfplay, team_change=10**6)  # one policy: there are no turns
+    assert capsys.readouterr().err == ""
+
+
+def test_warning_of_swaps_within_a_game(
+    selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said once, with the numbers: eight opponents that each play a game of some steps."""
+    train_selfplay(selfplay, swap_steps=9, total_timesteps=2048)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: --swap-steps of 9 steps of opponents' agents are shorter than one game (8 such agents in")
+    train_selfplay(selfplay, swap_steps=10_000, total_timesteps=2048)
+    train_selfplay(selfplay, total_timesteps=2048)
+    assert capsys.readouterr().err == ""

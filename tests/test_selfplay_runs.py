@@ -1,0 +1,640 @@
+"""The self-play scripts as their users run them: games of every kind, every flag, what a run leaves behind and prints, that it
+can be repeated, and that it learns."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+import torch
+from conftest import Train
+from pettingzoo.utils.env_logger import EnvLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import ppo_selfplay
+import sac_selfplay
+from utils.snapshot_pool import Matches
+from utils.team_env import Team, TeamEnv, TeamStep, legal_actions, make_team_env
+
+ROOT = Path(__file__).parent.parent
+Weights = dict[str, torch.Tensor]
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """All that model.pt holds."""
+    return torch.load(folder / "model.pt", weights_only=True)
+
+
+def all_weights(folder: Path) -> Weights:
+    """Every tensor of every agent."""
+    agents = load(folder)["agents"]
+    return {f"{behavior} {name}": value for behavior, agent in agents.items() for name, value in agent.items()}
+
+
+def are_equal(one: Weights, other: Weights) -> bool:
+    """Bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def read_events(folder: Path) -> EventAccumulator:
+    """All that TensorBoard would show."""
+    return EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0}).Reload()
+
+
+def series(folder: Path, tag: str) -> list[float]:
+    """The values of one logged quantity."""
+    return [event.value for event in read_events(folder).Scalars(tag)]
+
+
+def scores_line(text: str) -> str:
+    """The evaluation that was printed."""
+    (line,) = re.findall(r"^scores: .*$", text, re.MULTILINE)
+    return line
+
+
+# --- games ---
+
+GAMES: dict[str, dict[str, Any]] = {
+    "sumo": {},
+    "sumo discrete": {"env_kwargs": '{"actions": "discrete"}'},
+    "sumo multidiscrete": {"env_kwargs": '{"actions": "multidiscrete"}'},
+    "pursuit": {"team_change": 200},
+    "mpe2.simple_push_v3": {"team_change": 100},
+    "mpe2.simple_push_v3 continuous": {"team_change": 100, "env_kwargs": '{"continuous_actions": true}'},
+    "mpe2.simple_tag_v3": {"team_change": 200},
+    "pettingzoo.classic.connect_four_v3": {},
+    "pettingzoo.classic.rps_v2": {},
+}
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_games(selfplay: ModuleType, game: str, train_selfplay: Train) -> None:
+    """Every role learns, every number stays finite, and each role's turn ends with a snapshot of what it has become."""
+    folder = train_selfplay(selfplay, env_id=game.split()[0], **GAMES[game])
+    model = load(folder)
+    for behavior, agent in model["agents"].items():
+        assert all(value.isfinite().all() for value in agent.values())
+        first, *_, last = model["snapshots"][behavior]
+        assert first["step"] == 0
+        for name, value in last["weights"].items():
+            assert torch.equal(value, agent[name])
+        actor = [name for name in first["weights"] if name.startswith("actor.")]
+        assert all(not torch.equal(first["weights"][name], last["weights"][name]) for name in actor)
+    num_behaviors = len(model["agents"])
+    assert num_behaviors == (2 if "team_change" in GAMES[game] else 1)
+    assert set(series(folder, "charts/learner")) == set(range(num_behaviors))
+
+
+def test_a_role_at_rest_does_not_change(selfplay: ModuleType, train_selfplay: Train) -> None:
+    """Neither its networks nor its statistics, while the other learns."""
+    folder = train_selfplay(selfplay, env_id="pursuit", norm_obs=True)
+    model = load(folder)
+    (snapshot,) = model["snapshots"]["evader"]
+    assert all(torch.equal(value, model["agents"]["evader"][name]) for name, value in snapshot["weights"].items())
+    assert model["agents"]["evader"]["obs_rms.count"] == 0
+    assert model["agents"]["pursuers"]["obs_rms.count"] == 2 * 512
+    assert len(model["snapshots"]["pursuers"]) > 3
+
+
+def test_no_illegal_move_is_ever_made(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connect four: the game's own referee stays silent in training, evaluation and table, and would have spoken."""
+    offences = []
+    monkeypatch.setattr(EnvLogger, "warn_on_illegal_move", lambda: offences.append(1))
+    train_selfplay(selfplay, env_id="pettingzoo.classic.connect_four_v3", total_timesteps=1024, num_games=4, cross_play_games=2)
+    assert not offences
+    env = make_team_env("pettingzoo.classic.connect_four_v3", 1)
+    env.reset(0)
+    for _ in range(7):  # the seventh piece does not fit into the column
+        env.step([np.zeros((1, 1, 1), dtype=np.int64)] * 2)
+    assert offences
+
+
+def test_a_game_in_the_working_folder(selfplay: ModuleType, train_selfplay: Train, tmp_path: Path) -> None:
+    """A module that the user has written."""
+    (tmp_path / "my_game.py").write_text((ROOT / "tests" / "toy_games.py").read_text())
+    folder = train_selfplay(selfplay, env_id="my_game")
+    assert load(folder)["agents"].keys() == {"red", "blue"}
+    assert series(folder, "eval/red_score_vs_random") == [1.0]  # red wins by the plan
+    assert series(folder, "eval/blue_score_vs_random") == [0.0]
+
+
+QUITTER = """
+import toy_games
+
+def parallel_env(**kwargs):
+    plan = [{"red_0": {"reward": -1.0, "end": "termination"}}] + [{}] * 30
+    return toy_games.parallel_env(plan=plan, **kwargs)
+"""
+
+
+def test_a_learner_that_leaves_its_games_early(selfplay: ModuleType, train_selfplay: Train, tmp_path: Path) -> None:
+    """Rollouts in which it acts seldom or never: it learns from what there is, and nothing becomes nan."""
+    (tmp_path / "quitter.py").write_text(QUITTER)
+    for num_games in (1, 3):
+        folder = train_selfplay(selfplay, env_id="quitter", num_games=num_games, total_timesteps=240 * num_games, norm_obs=True)
+        assert all(value.isfinite().all() for value in all_weights(folder).values())
+        model = load(folder)
+        assert model["agents"]["red"]["obs_rms.count"] == model["snapshots"]["red"][-1]["step"] == 8 * num_games
+
+
+# --- repeatability ---
+
+
+def test_same_seed_same_weights(selfplay: ModuleType, train_selfplay: Train) -> None:
+    """Bit for bit, snapshots and ratings too; another seed gives other weights."""
+    one, same, other = train_selfplay(selfplay), train_selfplay(selfplay), train_selfplay(selfplay, seed=2)
+    assert are_equal(all_weights(one), all_weights(same))
+    for snapshot, twin in zip(load(one)["snapshots"]["sumo"], load(same)["snapshots"]["sumo"], strict=True):
+        assert are_equal(snapshot["weights"], twin["weights"])
+        assert (snapshot["rating"], snapshot["step"], snapshot["results"]) == (twin["rating"], twin["step"], twin["results"])
+    assert not are_equal(all_weights(one), all_weights(other))
+
+
+@pytest.mark.parametrize("env_id", ["sumo", "mpe2.simple_push_v3"])
+def test_evaluation_does_not_touch_the_training(selfplay: ModuleType, env_id: str, train_selfplay: Train) -> None:
+    """Off or often, by samples or the likeliest actions, with statistics that would drift if they were not frozen."""
+    flags = {"env_id": env_id, "norm_obs": True, "team_change": 128}
+    plain = all_weights(train_selfplay(selfplay, **flags))
+    for changes in ({"eval_freq": 64, "eval_games": 4}, {"eval_freq": 256, "deterministic": True, "cross_play_games": 2}):
+        assert are_equal(plain, all_weights(train_selfplay(selfplay, **flags, **changes)))
+
+
+@pytest.mark.parametrize("actions", ["box", "multidiscrete"])
+def test_each_snapshot_acts_as_it_did_in_training(
+    selfplay: ModuleType, actions: str, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every action of an opponent in the games, against the saved snapshot alone, from the same observation and noise."""
+    records: list[tuple[Any, ...]] = []
+    original = Matches.all_actions
+
+    def spy(matches: Matches, env: TeamEnv, agents: Any, obs: Any, learner_actions: np.ndarray) -> list[np.ndarray]:
+        state, uids = torch.get_rng_state(), matches.uids.copy()
+        chosen = original(matches, env, agents, obs, learner_actions)
+        assert np.array_equal(matches.of_learner(chosen), learner_actions)
+        records.append((state, uids, obs, [legal_actions(env, t) for t in range(2)], chosen))
+        return chosen
+
+    monkeypatch.setattr(Matches, "all_actions", spy)
+    folder = train_selfplay(
+        selfplay,
+        env_kwargs=json.dumps({"actions": actions}),
+        total_timesteps=2048,
+        play_against_latest_model_ratio=0.2,
+        norm_obs=True,
+    )
+    agents, _, args = selfplay.load_model(folder, "evaluate")
+    agent, checked, wrong = agents["sumo"], set(), 0
+    snapshots = {snapshot["uid"]: snapshot["weights"] for snapshot in load(folder)["snapshots"]["sumo"]}
+    for state, uids, obs, masks, chosen in records[::5]:
+        assert ((uids >= 0).sum(axis=1) == 1).all()
+        torch.set_rng_state(state)
+        noise = agent.noise(args.num_games)
+        for row, (game, team) in enumerate(np.argwhere(uids >= 0)):
+            if uids[game, team] in snapshots:
+                agent.load_state_dict(snapshots[uids[game, team]], strict=False)
+                action = agent.act(obs[team][game], masks[team][game], noise[row : row + 1])
+                wrong += int(not np.allclose(action, chosen[team][game], rtol=0, atol=1e-4))
+                checked.add(int(uids[game, team]))
+    assert wrong == 0
+    assert len(checked) > 4
+
+
+# --- what a run leaves behind ---
+
+COMMON_KEYS = {
+    "selfplay/rating_sumo",
+    "selfplay/opponent_rating_mean",
+    "selfplay/opponent_rating_std",
+    "selfplay/win_rate",
+    "selfplay/opponent_age",
+    "selfplay/games",
+    "charts/SPS",
+    "charts/learner",
+    "charts/episodic_length",
+    "eval/sumo_score_vs_random",
+    "eval/sumo_score_vs_charge",
+    "eval/sumo_score_vs_centre",
+}
+PPO_KEYS = {"policy_loss", "value_loss", "entropy", "approx_kl", "old_approx_kl", "clipfrac", "grad_norm", "explained_variance"}
+SAC_KEYS = {"qf1_loss", "qf2_loss", "qf1_values", "qf2_values", "qf_grad_norm", "actor_loss", "actor_grad_norm", "entropy"}
+SAC_KEYS |= {"alpha", "alpha_loss", "action_magnitude", "policy_mean", "policy_std"}
+RATES = {"ppo_selfplay": {"charts/learning_rate"}, "sac_selfplay": {f"charts/{name}_lr" for name in ("policy", "q", "alpha")}}
+
+
+def test_folder_and_logs(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files, keys, one finite point a key and step, the table as numbers and pictures, and what to type next."""
+    folder = train_selfplay(selfplay, total_timesteps=1024, eval_freq=256, cross_play_games=4, cross_play_snapshots=3)
+    assert re.fullmatch(rf"sumo__{selfplay.__name__}__1__\d+", folder.name)
+    assert [path.name for path in folder.parent.parent.iterdir()] == ["runs"]
+    events = read_events(folder)
+    losses = PPO_KEYS if selfplay is ppo_selfplay else SAC_KEYS
+    assert set(events.Tags()["scalars"]) == COMMON_KEYS | RATES[selfplay.__name__] | {f"losses/{key}" for key in losses}
+    assert events.Tags()["images"] == ["selfplay/cross_play"]
+    for tag in events.Tags()["scalars"]:
+        steps = [event.step for event in events.Scalars(tag)]
+        assert steps == sorted(set(steps))
+        assert all(np.isfinite(event.value) for event in events.Scalars(tag))
+    assert [event.step for event in events.Scalars("eval/sumo_score_vs_random")] == [256, 512, 768, 1024]
+
+    printed = capsys.readouterr().out
+    players = ["random", "charge", "centre", *(f"step {snapshot['step']:,}" for snapshot in load(folder)["snapshots"]["sumo"])]
+    with (folder / "cross_play.csv").open() as file:
+        header, *rows = csv.reader(file)
+    names = [row[0] for row in rows]
+    assert header == ["player", "rating", "low", "high", *names]
+    assert len(names) == 6  # three of all those snapshots
+    assert [name for name in players if name in names] == names
+    assert {players[3], players[-1]} <= set(names)
+    table = np.array([[float(cell or "nan") for cell in row[4:]] for row in rows])
+    np.testing.assert_allclose(table + table.T + np.eye(6), np.where(np.eye(6), np.nan, 1.0), atol=1e-3)
+    assert all(f"\n{name} " in printed for name in names)
+    assert iio.imread(folder / "cross_play.png").std() > 10
+    assert f"run folder: runs/{folder.name}" in printed
+    assert json.loads((folder / "args.json").read_text())["cross_play_games"] == 4
+
+
+def test_next_command_runs_as_printed(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """The score of the policy against the best scripted player, with an interval, and a video of it."""
+    folder = train_selfplay(selfplay)
+    (words,) = re.findall(rf"^ *python {selfplay.__name__}\.py (.*)$", capsys.readouterr().out, re.MULTILINE)
+    selfplay.main(selfplay.tyro.cli(selfplay.Args, args=words.split()))
+    number = r"[01]\.\d{3}"
+    line = rf"sumo of {folder.relative_to(folder.parent.parent)} against sumo of centre: score {number}, "
+    assert re.match(line + rf"95% interval \[{number}, {number}\], from \d+ seeds\n", capsys.readouterr().out)
+    (video,) = (folder / "videos").glob("*.mp4")
+    assert iio.imread(video).std() > 1
+
+
+@pytest.mark.parametrize("env_id", ["sumo", "mpe2.simple_push_v3"])
+def test_video(selfplay: ModuleType, env_id: str, train_selfplay: Train) -> None:
+    """One for each role, which a decoder reads: a picture a step, and not one colour."""
+    folder = train_selfplay(selfplay, env_id=env_id, capture_video=True, total_timesteps=128)
+    videos = sorted((folder / "videos").glob("*.mp4"))
+    assert [path.name.split("-vs-")[0] for path in videos] == (["sumo"] if env_id == "sumo" else ["adversary", "agent"])
+    for path in videos:
+        frames = iio.imread(path)
+        assert len(frames) > 2
+        assert frames.std() > 1
+        assert (frames[0] != frames[-1]).any()
+
+
+def test_wandb_offline(selfplay: ModuleType, train_selfplay: Train) -> None:
+    """What is logged goes to the run folder, and nowhere else."""
+    folder = train_selfplay(selfplay, track=True, total_timesteps=128)
+    assert [path.name for path in folder.parent.parent.iterdir()] == ["runs"]
+    (record,) = (folder / "wandb").glob("offline-run-*/*.wandb")
+    assert b"eval/sumo_score_vs_random" in record.read_bytes()
+
+
+def test_no_model_and_no_table(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is written that was not asked for, and no command is printed that would not work."""
+    folder = train_selfplay(selfplay, save_model=False, exp_name="mine", torch_deterministic=False, total_timesteps=128)
+    assert folder.name.split("__")[1] == "mine"
+    assert not {"model.pt", "cross_play.csv", "cross_play.png", "videos"} & {path.name for path in folder.iterdir()}
+    assert "--evaluate" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "signum", "status"), [("ppo", signal.SIGINT, 130), ("sac", signal.SIGTERM, 143)])
+def test_stopped_by_a_signal(tmp_path: Path, name: str, signum: int, status: int) -> None:
+    """Ctrl-C and SIGTERM: no traceback, a model that can be played, and the exit status that shells expect."""
+    script = {"ppo": ppo_selfplay, "sac": sac_selfplay}[name]
+    words = [sys.executable, str(script.__file__), "--no-cuda", "--num-games", "8", "--num-minibatches", "2"]
+    words = words if name == "ppo" else words[:-2]
+    run = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob("runs/*/events*")):
+        time.sleep(0.1)
+        assert run.poll() is None
+    time.sleep(0.5)
+    os.kill(run.pid, signum)
+    stdout, stderr = run.communicate(timeout=60)
+    assert run.returncode == status, stderr
+    assert "Traceback" not in stderr
+    assert "stopped by signal" in stdout
+    (folder,) = (tmp_path / "runs").iterdir()
+    agents, pools, _ = script.load_model(folder, "evaluate")
+    assert are_equal(pools["sumo"].latest.weights, agents["sumo"].acting_weights())
+
+
+# --- --evaluate ---
+
+
+def evaluate(script: ModuleType, capsys: pytest.CaptureFixture[str], folder: Path, **flags: Any) -> str:
+    """What `--evaluate` prints."""
+    capsys.readouterr()
+    script.main(script.Args(**{"evaluate": folder, "eval_games": 4, "cross_play_games": 2} | flags))
+    return capsys.readouterr().out
+
+
+def test_evaluation_prints_what_the_training_printed(
+    selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scores and table, with normalisation, again and again; other games give other numbers."""
+    folder = train_selfplay(selfplay, norm_obs=True, eval_games=4, cross_play_games=2, window=2)
+    trained = capsys.readouterr().out
+    printed = evaluate(selfplay, capsys, folder)
+    assert scores_line(printed) == scores_line(trained)
+    assert printed[printed.index("cross-play") :] in trained
+    assert evaluate(selfplay, capsys, folder) == printed
+    assert evaluate(selfplay, capsys, folder, seed=7) != printed
+    assert "cross-play" not in evaluate(selfplay, capsys, folder, cross_play_games=0)
+    against = [evaluate(selfplay, capsys, folder, against="random", eval_games=20, deterministic=x) for x in (False, True)]
+    assert against[0] != against[1]
+
+
+def test_statistics_are_part_of_the_model(selfplay: ModuleType, train_selfplay: Train) -> None:
+    """A loaded policy normalises by what was saved: against the network alone, fed by hand."""
+    folder = train_selfplay(selfplay, norm_obs=True, total_timesteps=128)
+    agents, pools, _ = selfplay.load_model(folder, "evaluate")
+    weights, obs = load(folder)["agents"]["sumo"], np.linspace(-1, 1, 26, dtype=np.float32).reshape(2, 13)
+    by_hand = (obs - weights["obs_rms.mean"].numpy()) / np.sqrt(weights["obs_rms.var"].numpy() + 1e-8)
+    expected = agents["sumo"].actor(torch.as_tensor(by_hand.clip(-10, 10), dtype=torch.float32))
+    torch.testing.assert_close(agents["sumo"](torch.as_tensor(obs)), expected)
+    assert not torch.allclose(agents["sumo"].actor(torch.as_tensor(obs)), expected)
+    assert torch.equal(pools["sumo"].latest.weights["obs_rms.mean"], weights["obs_rms.mean"])
+
+
+def test_against(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """A scripted player, another run, and itself: 1 against another is what the other takes from 0 in the end."""
+    one, other = train_selfplay(selfplay), train_selfplay(selfplay, seed=2, total_timesteps=128)
+    results = {}
+    for first, second in ((one, "random"), (one, "charge"), (one, str(other)), (other, str(one)), (one, str(one))):
+        line = evaluate(selfplay, capsys, first, against=second, eval_games=40)
+        found = re.fullmatch(
+            r"sumo of (.*) against sumo of (.*): score (.*), 95% interval \[(.*), (.*)\], from 20 seeds\n", line
+        )
+        assert found
+        assert found.groups()[:2] == (str(first), second)
+        mean, low, high = map(float, found.groups()[2:])
+        assert 0 <= low <= mean <= high <= 1
+        results[first.name, Path(second).name] = mean
+    assert evaluate(selfplay, capsys, one, against=str(one), eval_games=40) == line
+    assert results[one.name, "charge"] < 0.3  # untrained policies wander about
+    assert abs(results[one.name, other.name] + results[other.name, one.name] - 1) < 0.4
+    assert 0.2 < results[one.name, one.name] < 0.8
+
+
+def test_against_in_an_asymmetric_game(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each role of the one run plays the other role of the other."""
+    one, other = (train_selfplay(selfplay, env_id="pursuit", total_timesteps=128, seed=seed) for seed in (1, 2))
+    lines = evaluate(selfplay, capsys, one, against=str(other)).splitlines()
+    assert [re.sub(r" of \S+", "", line.split(":")[0]) for line in lines] == [
+        "pursuers against evader",
+        "evader against pursuers",
+    ]
+    (line,) = evaluate(selfplay, capsys, one, against="chase").splitlines()
+    assert line.startswith("evader of")
+    assert re.match(r"scores: pursuers against random .*, evader against chase", evaluate(selfplay, capsys, one))
+
+
+# --- flags ---
+
+BASE: dict[str, dict[str, Any]] = {
+    "ppo_selfplay": {"total_timesteps": 1024, "num_steps": 32, "update_epochs": 2, "play_against_latest_model_ratio": 0.5},
+    "sac_selfplay": {"total_timesteps": 768, "play_against_latest_model_ratio": 0.5, "window": 10},
+}
+SHARED: dict[str, Any] = {
+    "seed": 2,
+    "env_kwargs": '{"actions": "discrete"}',
+    "symmetric": "no",
+    "num_games": 4,
+    "save_steps": 512,
+    "window": 1,
+    "play_against_latest_model_ratio": 1.0,
+    "opponent_sampling": "prioritized",
+    "swap_steps": 100_000,
+    "swaps_per_turn": 1.0,
+    "total_timesteps": 2048,
+    "gamma": 0.9,
+}
+FLAGS: dict[str, dict[str, Any]] = {
+    "ppo_selfplay": {
+        "learning_rate": 1e-2,
+        "num_steps": 16,
+        "anneal_lr": False,
+        "gae_lambda": 0.5,
+        "num_minibatches": 4,
+        "update_epochs": 3,
+        "norm_adv": False,
+        "norm_obs": False,
+        "norm_reward": False,
+        "clip_coef": 0.01,
+        "clip_vloss": False,
+        "ent_coef": 0.1,
+        "vf_coef": 2.0,
+        "max_grad_norm": 0.01,
+        "target_kl": 0.0,
+        "log_std_init": -1.0,
+    },
+    "sac_selfplay": {
+        "replay_opponents": "window",
+        "buffer_size": 100,
+        "batch_size": 16,
+        "learning_starts": 128,
+        "updates_per_step": 0.1,
+        "tau": 0.5,
+        "policy_frequency": 2,
+        "target_network_frequency": 2,
+        "policy_lr": 1e-2,
+        "q_lr": 1e-2,
+        "alpha_lr": 1e-1,
+        "policy_lr_schedule": "linear",
+        "q_lr_schedule": "linear",
+        "alpha_lr_schedule": "linear",
+        "alpha": 0.5,
+        "autotune": False,
+        "target_entropy_scale": 5.0,
+        "norm_obs": True,
+    },
+}
+
+
+def test_every_flag_changes_something(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag that does nothing is a defect: each that concerns learning alters the weights, alone."""
+    monkeypatch.setattr(selfplay, "evaluate", lambda *_: {})
+    base = BASE[selfplay.__name__]
+    default = all_weights(train_selfplay(selfplay, **base))
+    for flag, value in (SHARED | FLAGS[selfplay.__name__]).items():
+        extra = {"window": 2} if flag == "replay_opponents" else {}
+        expected = all_weights(train_selfplay(selfplay, **base | extra)) if extra else default
+        assert not are_equal(all_weights(train_selfplay(selfplay, **base | extra | {flag: value})), expected), flag
+    ours = {"exp_name", "torch_deterministic", "cuda", "track", "wandb_project_name", "wandb_entity", "capture_video"}
+    ours |= {"save_model", "eval_freq", "eval_games", "cross_play_games", "cross_play_snapshots", "deterministic", "evaluate"}
+    ours |= {"against", "env_id", "teams", "team_change", "initial_elo", "elo_k", "log_freq", "discrete_target_entropy_scale"}
+    ours |= {"learner_side"}  # Sumo is the same from both sides, and so are the weights
+    assert {*selfplay.Args.__dataclass_fields__} - ours == {*SHARED, *FLAGS[selfplay.__name__]}, "flags that nothing tests"
+
+
+def test_discrete_target_entropy_scale(train_selfplay: Train) -> None:
+    """The one flag that concerns discrete actions only."""
+    flags = {"env_kwargs": '{"actions": "multidiscrete"}'}
+    weights = [all_weights(train_selfplay(sac_selfplay, **flags, discrete_target_entropy_scale=x)) for x in (0.1, 0.9)]
+    assert not are_equal(*weights)
+    assert weights[0]["sumo log_alpha"].shape == (2,)
+
+
+def test_ratings(selfplay: ModuleType, train_selfplay: Train) -> None:
+    """They begin where --initial-elo says, and move by no more than --elo-k a game; none moves without it."""
+    flags = {"total_timesteps": 1024, "play_against_latest_model_ratio": 1.0, "save_steps": 10**6}
+    folder = train_selfplay(selfplay, **flags, initial_elo=500.0, elo_k=8.0)
+    ratings, games = series(folder, "selfplay/rating_sumo"), series(folder, "selfplay/games")
+    assert 0 < max(abs(rating - 500.0) for rating in ratings) <= 4.0 * sum(games) + 1e-6
+    one_opponent = series(folder, "selfplay/opponent_rating_mean")
+    assert all(500.0 - 4.0 * sum(games) - 1e-6 <= rating <= 500.0 + 4.0 * sum(games) for rating in one_opponent)
+    flat = train_selfplay(selfplay, **flags, initial_elo=500.0, elo_k=0.0)
+    assert set(series(flat, "selfplay/rating_sumo")) == {500.0}
+    assert are_equal(all_weights(flat), all_weights(folder))  # ratings are read, not learned from
+
+
+def test_learner_side(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learner takes both sides in turn, or the one that it was given."""
+    sides: set[int] = set()
+    finish = Matches.finish
+
+    def spy(matches: Matches, game: int, scores: np.ndarray) -> None:
+        sides.update(matches.learner_team.tolist())
+        finish(matches, game, scores)
+
+    monkeypatch.setattr(Matches, "finish", spy)
+    for side, expected in ((None, {0, 1}), ("left", {0}), ("right", {1})):
+        sides.clear()
+        train_selfplay(selfplay, learner_side=side, total_timesteps=1024)
+        assert sides == expected
+
+
+def test_turns(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--team-change counts the learner's own steps: two pursuers make two a game, the evader one."""
+    turns: list[tuple[str, int]] = []
+    give_turn = Matches.give_turn
+
+    def spy(matches: Matches, behavior: str) -> None:
+        turns.append((behavior, matches.ghost_steps))
+        give_turn(matches, behavior)
+
+    monkeypatch.setattr(Matches, "give_turn", spy)
+    folder = train_selfplay(selfplay, env_id="pursuit", team_change=512, total_timesteps=1152, save_steps=512)
+    assert [behavior for behavior, _ in turns] == ["pursuers", "evader", "pursuers", "evader"]
+    # Pursuers: 256 game steps against one evader; the evader: 512 game steps against two pursuers.
+    assert [steps for _, steps in turns] == [0, 256, 256 + 1024, 256 + 1024 + 256]
+    steps = {behavior: [s["step"] for s in pool] for behavior, pool in load(folder)["snapshots"].items()}
+    assert steps == {"pursuers": [0, 512, 1024], "evader": [0, 640]}  # that of 512 is nearly as new as the last
+
+
+def test_updates_per_step(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted for each role: the ratio times its game steps after its warm-up, which is random play."""
+    counts: list[int] = []
+    update, act = sac_selfplay.update, sac_selfplay.Agent.act
+    acted: list[int] = []
+
+    def spy_update(*args: Any) -> Any:
+        counts.append(args[-1])
+        return update(*args)
+
+    def spy_act(agent: Any, obs: np.ndarray, masks: np.ndarray, noise: Any = 0.0) -> np.ndarray:
+        acted.append(len(obs))
+        return act(agent, obs, masks, noise)
+
+    monkeypatch.setattr(sac_selfplay, "update", spy_update)
+    monkeypatch.setattr(sac_selfplay.Agent, "act", spy_act)
+    flags = {"learning_starts": 64, "updates_per_step": 0.125, "total_timesteps": 512}
+    train_selfplay(sac_selfplay, env_id="pursuit", team_change=256, **flags)
+    # Turns of 128 (pursuers), 256 (evader) and 128 game steps.
+    expected = [*range(8), *range(24), *range(8, 24)]
+    assert counts == expected
+    assert acted == [16] * 8 + [8] * 24 + [16] * 16
+
+
+def test_old_opponents_are_left_out_of_the_minibatches(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--replay-opponents window: no sample is of an opponent older than the pool's oldest at the last snapshot."""
+    rules: list[int] = []
+    leave_out = sac_selfplay.ReplayBuffer.leave_out
+
+    def spy(buffer: sac_selfplay.ReplayBuffer, before: int) -> None:
+        rules.append(before)
+        leave_out(buffer, before)
+        kept = buffer.opponents[buffer.eligible.numpy() % len(buffer.data)]
+        assert (kept >= before).all()
+
+    monkeypatch.setattr(sac_selfplay.ReplayBuffer, "leave_out", spy)
+    train_selfplay(sac_selfplay, replay_opponents="window", window=2)
+    assert rules == [0, 128, 256, 384]
+    rules.clear()
+    train_selfplay(sac_selfplay, env_id="pursuit", replay_opponents="window", window=1, team_change=256)
+    assert rules[-1] > 0
+
+
+# --- learning ---
+
+
+def test_ppo_learns_sumo(train_selfplay: Train) -> None:
+    """The defaults, for a third of a million steps: it never loses to the random player."""
+    defaults = ppo_selfplay.Args()
+    names = ("num_games", "num_steps", "num_minibatches", "update_epochs", "save_steps")
+    flags = {name: getattr(defaults, name) for name in names}
+    folder = train_selfplay(ppo_selfplay, **flags, total_timesteps=300_000, eval_games=100)
+    (score,) = series(folder, "eval/sumo_score_vs_random")
+    assert score > 0.98
+    (against_charge,) = series(folder, "eval/sumo_score_vs_charge")
+    assert against_charge > 0.3
+
+
+PAYOFF = np.array([[0.0, -1.0, 2.0], [1.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])  # rock breaking scissors counts twice
+EQUILIBRIUM = np.array([0.25, 0.5, 0.25])  # EQUILIBRIUM @ PAYOFF = 0: nothing gains against it
+
+
+class MatrixGame:
+    """Rock, paper, scissors for stakes, a step a game."""
+
+    def __init__(self, num_games: int) -> None:
+        self.num_games = num_games
+        self.teams = tuple(Team(name, "player", (name,), 1, 1, (3,)) for name in ("row", "column"))
+        self.scripted_by_team = (("random",), ("random",))
+        self.alive = [np.ones((num_games, 1), dtype=bool)] * 2
+        self.action_masks: list[np.ndarray | None] = [None, None]
+        self.obs = [np.ones((num_games, 1, 1), dtype=np.float32)] * 2
+
+    def reset(self, seed: int) -> list[np.ndarray]:
+        """The next games."""
+        self.rng = np.random.default_rng(seed)
+        return self.obs
+
+    def step(self, actions: list[np.ndarray]) -> TeamStep:
+        """Plays all games."""
+        gain = PAYOFF[actions[0][:, 0, 0], actions[1][:, 0, 0]]
+        rewards = [(sign * gain)[:, None].astype(np.float32) for sign in (1, -1)]
+        scores = np.stack([gain, -gain], axis=1)
+        return TeamStep(self.obs, self.obs, rewards, self.alive, [~self.alive[0]] * 2, self.alive[0][:, 0], scores)
+
+    def scripted_actions(self, name: str, team: int) -> np.ndarray:
+        """Uniform."""
+        return self.rng.integers(3, size=(self.num_games, 1, 1))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_average_policy_is_the_equilibrium(seed: int, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A game that no fixed policy wins: policies chase each other, and their average over the pool comes to rest."""
+    monkeypatch.setattr(ppo_selfplay, "make_team_env", lambda env_id, num_games, *_: MatrixGame(num_games))
+    pool = {"play_against_latest_model_ratio": 0.5, "save_steps": 256, "window": 200, "total_timesteps": 120 * 256}
+    plain = {"norm_obs": False, "norm_reward": False, "norm_adv": False, "anneal_lr": False}
+    step = {"num_games": 64, "num_steps": 4, "num_minibatches": 1, "update_epochs": 2, "learning_rate": 3e-3, "ent_coef": 0.2}
+    folder = train_selfplay(ppo_selfplay, seed=seed, **pool, **plain, **step)
+    agents, pools, _ = ppo_selfplay.load_model(folder, "evaluate")
+    policies = []
+    for snapshot in pools["player"].snapshots:
+        agents["player"].load_state_dict(dict(snapshot.weights), strict=False)
+        policies.append(agents["player"](torch.ones(1, 1)).softmax(-1)[0].tolist())
+    assert len(policies) > 100
+    assert np.abs(np.mean(policies, axis=0) - EQUILIBRIUM).max() < 0.1
+    assert np.std(policies, axis=0).min() > 0.08
