@@ -157,9 +157,9 @@ class Args:
     """learning rate of the critics"""
     alpha_lr: float = 1e-3
     """learning rate of the entropy coefficient"""
-    policy_lr_schedule: Literal["constant", "linear"] = "constant"
+    policy_lr_schedule: Literal["constant", "linear"] = "linear"
     """learning rate of the actor over the run: constant, or linearly to zero"""
-    q_lr_schedule: Literal["constant", "linear"] = "constant"
+    q_lr_schedule: Literal["constant", "linear"] = "linear"
     """the same for the critics"""
     alpha_lr_schedule: Literal["constant", "linear"] = "constant"
     """the same for the entropy coefficient"""
@@ -167,7 +167,7 @@ class Args:
     """entropy coefficient: its initial value, or its fixed value with --no-autotune"""
     autotune: bool = True
     """learn the entropy coefficient"""
-    target_entropy_scale: float = 1.0
+    target_entropy_scale: float = 2.0
     """Box actions: the policy's entropy is driven to minus this times the number of action dimensions"""
     discrete_target_entropy_scale: float = 0.2
     """discrete actions: that of each branch is driven to this times log n, for n legal actions"""
@@ -239,12 +239,19 @@ def parse_json(flag: str, text: str, example: str) -> dict[str, Any]:
 def make_env(args: Args, num_games: int, render: bool = False) -> TeamEnv:
     """`num_games` games that step together. Exits with one sentence if there is no such game or teams cannot play it."""
     env_kwargs = parse_json("env-kwargs", args.env_kwargs, '{"actions": "discrete"}')
-    teams = None if args.teams is None else parse_json("teams", args.teams, '{"red": ["a_0"], "blue": ["b_0"]}')
+    example = '{"red": ["a_0"], "blue": ["b_0"]}'
+    teams = None if args.teams is None else parse_json("teams", args.teams, example)
+    for agents in (teams or {}).values():
+        if not isinstance(agents, list) or not all(isinstance(agent, str) for agent in agents):
+            fail(f"--teams takes lists of names such as {example}, not {args.teams}")
     symmetric = {"auto": None, "yes": True, "no": False}[args.symmetric]
     try:
         env = make_team_env(args.env_id, num_games, env_kwargs, teams, symmetric, render)
     except ValueError as error:
         fail(f"--env-id {error}")
+    roles = list(dict.fromkeys(team.behavior for team in env.teams))
+    if len(roles) > 2:
+        fail(f"--env-id takes a game of two roles at most, and {args.env_id} has {', '.join(roles)}: see --teams")
     if args.learner_side not in (None, *(team.name for team in env.teams)):
         fail(f"--learner-side takes one of {', '.join(team.name for team in env.teams)}, not {args.learner_side}")
     return env
@@ -771,7 +778,7 @@ def load_model(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Sna
         for behavior, agent in agents.items():
             agent.load_state_dict(model["agents"][behavior])
             pools[behavior].load_state(model["snapshots"][behavior])
-    except (OSError, EOFError, RuntimeError, LookupError, TypeError, pickle.UnpicklingError) as error:
+    except (OSError, EOFError, RuntimeError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         fail(f"--{flag} takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
     return agents, pools, args

@@ -1,5 +1,5 @@
-"""Bad arguments, games and files of the self-play scripts: one sentence that names the flag, exit status 2, no traceback, nothing
-left behind; and the warnings about turns and swaps that cannot be."""
+"""Bad arguments, games and files of the self-play scripts: one sentence that names the flag, exit status 2, no traceback,
+nothing left behind; and the warnings about turns and swaps that cannot be."""
 
 import os
 import pickle
@@ -197,6 +197,7 @@ class Bomb:
 DAMAGES = ["missing", "empty", "truncated", "garbage", "pickle", "torch pickle", "list", "foreign", "other shapes", "window"]
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("flag", ["evaluate", "against"])
 @pytest.mark.parametrize("damage", [*DAMAGES, "snapshots"])
 def test_damaged_model(

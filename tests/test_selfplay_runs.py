@@ -17,12 +17,14 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
+import wandb
 from conftest import Train
 from pettingzoo.utils.env_logger import EnvLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppo_selfplay
 import sac_selfplay
+from utils.games import Pursuit
 from utils.snapshot_pool import Matches
 from utils.team_env import Team, TeamEnv, TeamStep, legal_actions, make_team_env
 
@@ -68,10 +70,10 @@ GAMES: dict[str, dict[str, Any]] = {
     "sumo": {},
     "sumo discrete": {"env_kwargs": '{"actions": "discrete"}'},
     "sumo multidiscrete": {"env_kwargs": '{"actions": "multidiscrete"}'},
-    "pursuit": {"team_change": 200},
-    "mpe2.simple_push_v3": {"team_change": 100},
-    "mpe2.simple_push_v3 continuous": {"team_change": 100, "env_kwargs": '{"continuous_actions": true}'},
-    "mpe2.simple_tag_v3": {"team_change": 200},
+    "pursuit": {"team_change": 300},
+    "mpe2.simple_push_v3": {"team_change": 150},
+    "mpe2.simple_push_v3 continuous": {"team_change": 150, "env_kwargs": '{"continuous_actions": true}'},
+    "mpe2.simple_tag_v3": {"team_change": 300},
     "pettingzoo.classic.connect_four_v3": {},
     "pettingzoo.classic.rps_v2": {},
 }
@@ -80,7 +82,7 @@ GAMES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("game", GAMES)
 def test_games(selfplay: ModuleType, game: str, train_selfplay: Train) -> None:
     """Every role learns, every number stays finite, and each role's turn ends with a snapshot of what it has become."""
-    folder = train_selfplay(selfplay, env_id=game.split()[0], **GAMES[game])
+    folder = train_selfplay(selfplay, env_id=game.split()[0], save_steps=1000, **GAMES[game])
     model = load(folder)
     for behavior, agent in model["agents"].items():
         assert all(value.isfinite().all() for value in agent.values())
@@ -288,12 +290,21 @@ def test_video(selfplay: ModuleType, env_id: str, train_selfplay: Train) -> None
         assert (frames[0] != frames[-1]).any()
 
 
-def test_wandb_offline(selfplay: ModuleType, train_selfplay: Train) -> None:
-    """What is logged goes to the run folder, and nowhere else."""
+def test_wandb_offline(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same points as TensorBoard's go to the real W&B client, which writes into the run folder, and nowhere else."""
+    points: set[tuple[str, int]] = set()
+    log = wandb.Run.log
+
+    def spy(run: wandb.Run, metrics: dict[str, float], step: int) -> None:
+        points.update((name, step) for name in metrics)
+        log(run, metrics, step=step)
+
+    monkeypatch.setattr(wandb.Run, "log", spy)
     folder = train_selfplay(selfplay, track=True, total_timesteps=128)
     assert [path.name for path in folder.parent.parent.iterdir()] == ["runs"]
-    (record,) = (folder / "wandb").glob("offline-run-*/*.wandb")
-    assert b"eval/sumo_score_vs_random" in record.read_bytes()
+    assert list((folder / "wandb").glob("offline-run-*/*.wandb"))
+    events = read_events(folder)
+    assert points == {(tag, event.step) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
 
 
 def test_no_model_and_no_table(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
@@ -520,11 +531,20 @@ def test_turns(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.
         turns.append((behavior, matches.ghost_steps))
         give_turn(matches, behavior)
 
+    resets: list[int] = []
+    reset = Pursuit.reset
+
+    def spy_reset(env: Pursuit, seed: int) -> list[np.ndarray]:
+        resets.append(seed)
+        return reset(env, seed)
+
     monkeypatch.setattr(Matches, "give_turn", spy)
+    monkeypatch.setattr(Pursuit, "reset", spy_reset)
     folder = train_selfplay(selfplay, env_id="pursuit", team_change=512, total_timesteps=1152, save_steps=512)
     assert [behavior for behavior, _ in turns] == ["pursuers", "evader", "pursuers", "evader"]
     # Pursuers: 256 game steps against one evader; the evader: 512 game steps against two pursuers.
     assert [steps for _, steps in turns] == [0, 256, 256 + 1024, 256 + 1024 + 256]
+    assert resets[:5] == [1, 1 + 256, 1 + 768, 1 + 1024, 1_000_001]  # all games begin anew; the last is an evaluation's
     steps = {behavior: [s["step"] for s in pool] for behavior, pool in load(folder)["snapshots"].items()}
     assert steps == {"pursuers": [0, 512, 1024], "evader": [0, 640]}  # that of 512 is nearly as new as the last
 
@@ -555,21 +575,22 @@ def test_updates_per_step(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
 
 def test_old_opponents_are_left_out_of_the_minibatches(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """--replay-opponents window: no sample is of an opponent older than the pool's oldest at the last snapshot."""
-    rules: list[int] = []
+    rules: list[tuple[int, int]] = []
     leave_out = sac_selfplay.ReplayBuffer.leave_out
 
     def spy(buffer: sac_selfplay.ReplayBuffer, before: int) -> None:
-        rules.append(before)
+        rules.append((before, buffer.total))
         leave_out(buffer, before)
         kept = buffer.opponents[buffer.eligible.numpy() % len(buffer.data)]
         assert (kept >= before).all()
 
     monkeypatch.setattr(sac_selfplay.ReplayBuffer, "leave_out", spy)
     train_selfplay(sac_selfplay, replay_opponents="window", window=2)
-    assert rules == [0, 128, 256, 384]
+    assert rules == [(0, 128), (128, 256), (256, 384), (384, 512)]
     rules.clear()
     train_selfplay(sac_selfplay, env_id="pursuit", replay_opponents="window", window=1, team_change=256)
-    assert rules[-1] > 0
+    # Pursuers, the evader, pursuers: of each learner's own buffer, by the age of the other role's pool.
+    assert rules == [(0, 128), (256, 0), (256, 128), (256, 256), (256, 384), (512, 256)]
 
 
 # --- learning ---

@@ -719,7 +719,7 @@ def test_every_result_goes_to_the_snapshot_that_played(layout: Layout, swap_step
         learner_strength = agents["disc"].strength.item()
         assert len(averages) == 5
         for strength, differences in averages.items():
-            assert np.mean(differences) == pytest.approx(strength - learner_strength, abs=25)
+            assert np.mean(differences) == pytest.approx(strength - learner_strength, abs=40)
 
 
 def test_a_long_run_keeps_nothing_but_the_pool_and_who_plays() -> None:
