@@ -409,9 +409,14 @@ def test_against_in_an_asymmetric_game(selfplay: ModuleType, train_selfplay: Tra
 
 # --- flags ---
 
+SCHEDULES = ("policy_lr_schedule", "q_lr_schedule", "alpha_lr_schedule")
+SWITCHES = ("anneal_lr", "norm_adv", "norm_obs", "norm_reward", "clip_vloss")
 BASE: dict[str, dict[str, Any]] = {
-    "ppo_selfplay": {"total_timesteps": 1024, "num_steps": 32, "update_epochs": 2, "play_against_latest_model_ratio": 0.5},
-    "sac_selfplay": {"total_timesteps": 768, "play_against_latest_model_ratio": 0.5, "window": 10},
+    "ppo_selfplay": {"total_timesteps": 1024, "num_steps": 32, "update_epochs": 2, "play_against_latest_model_ratio": 0.5}
+    | dict.fromkeys(SWITCHES, True),
+    "sac_selfplay": {"total_timesteps": 768, "play_against_latest_model_ratio": 0.5, "window": 10}
+    | dict.fromkeys(SCHEDULES, "constant")
+    | {"norm_obs": False, "autotune": True, "replay_opponents": "all"},
 }
 SHARED: dict[str, Any] = {
     "seed": 2,

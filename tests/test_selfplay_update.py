@@ -573,8 +573,8 @@ def test_sac_for_box_actions_is_the_single_agent_scripts(flags: dict[str, Any]) 
     agent, args = make_sac((), **flags)
     agent.obs_rms.update(3 * torch.randn(50, 5) + 1)
     agent.obs_rms.normalize = lambda x: (x - agent.obs_rms.mean) / agent.obs_rms.std  # type: ignore[method-assign] # float64
-    single, single_args = SingleAgent(agent), sac_continuous.Args(gamma=0.9, **flags)
-    for name in ("policy_lr", "q_lr", "alpha_lr", "tau", "policy_frequency", "target_network_frequency"):
+    single, single_args = SingleAgent(agent), sac_continuous.Args()
+    for name in vars(args).keys() & vars(single_args).keys():
         setattr(single_args, name, getattr(args, name))
     ours, theirs = sac_optimizers(agent, args), sac_optimizers(single, args)
     no_masks = torch.zeros(20, 0, dtype=torch.bool)
