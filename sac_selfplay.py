@@ -50,9 +50,9 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from utils.cross_play import CrossPlay, Player, cross_play, play, play_pairs, scripted_players, seatings
+from utils.cross_play import CrossPlay, Player, cross_play, pairs_with_others, play_pairs, record_video, scripted_players
 from utils.elo import score_interval
-from utils.snapshot_pool import Matches, SnapshotPool
+from utils.snapshot_pool import Matches, SnapshotPool, swap_steps_of
 from utils.team_env import Team, TeamEnv, legal_actions, make_team_env
 
 # === Arguments ========================================================================================================
@@ -109,7 +109,7 @@ class Args:
     """games that are stepped together"""
 
     # --- self-play ---
-    save_steps: int = 50_000
+    save_steps: int = 100_000
     """learner's steps between two snapshots"""
     window: int = 50
     """snapshots that the pool holds; the oldest one leaves it"""
@@ -133,7 +133,7 @@ class Args:
     """the largest change of a rating in one game"""
 
     # --- algorithm ---
-    total_timesteps: int = 3_000_000
+    total_timesteps: int = 5_000_000
     """game steps of the whole run, over all games"""
     buffer_size: int = 1_000_000
     """transitions that the replay buffer holds; the oldest are overwritten"""
@@ -255,25 +255,6 @@ def make_env(args: Args, num_games: int, render: bool = False) -> TeamEnv:
     if args.learner_side not in (None, *(team.name for team in env.teams)):
         fail(f"--learner-side takes one of {', '.join(team.name for team in env.teams)}, not {args.learner_side}")
     return env
-
-
-def swap_steps(args: Args, teams: tuple[Team, ...]) -> int:
-    """Steps of the ghosts between two swaps; by --swaps-per-turn (ghosts / learners) * team_change / swaps, as in ML-Agents."""
-    if args.swaps_per_turn is None:
-        return args.swap_steps
-    learners = len(teams[0].agents)
-    ghosts = sum(len(team.agents) for team in teams) - learners
-    return max(1, round(ghosts / learners * args.team_change / args.swaps_per_turn))
-
-
-def warn_of_short_swaps(matches: Matches, game_length: float) -> bool:
-    """Says that opponents cannot change as often as swap_steps asks for, if games of this length are longer; whether it did."""
-    is_short = 0 < matches.swap_steps < matches.num_ghosts * game_length
-    if is_short:
-        steps = f"--swap-steps of {matches.swap_steps:,} steps of opponents' agents"
-        game = f"{matches.num_ghosts:,} such agents in games of {game_length:.0f} steps"
-        print(f"warning: {steps} are shorter than one game ({game}): opponents change with every game", file=sys.stderr)
-    return is_short
 
 
 # === Networks =========================================================================================================
@@ -634,30 +615,16 @@ def evaluate(agents: Mapping[str, Agent], args: Args, folder: Path, capture_vide
     """
     env = make_env(args, 1, render=capture_video)
     players = [Player("policy", behavior, agent.acting_weights()) for behavior, agent in agents.items()] + scripted_players(env)
-    pairs = [(i, j) for i in range(len(agents)) for j in range(len(agents), len(players))]
-    pairs = [(i, j) for i, j in pairs if seatings(env, players[i], players[j])]
+    pairs = pairs_with_others(env, players, len(agents))
     make_games, seed = partial(make_env, args), args.seed + 1_000_000
     scores = play_pairs(make_games, agents, players, pairs, args.eval_games, seed, args.deterministic).mean(1)
     names = [f"eval/{players[i].behavior}_score_vs_{players[j].name}" for i, j in pairs]
     metrics = dict(zip(names, scores.tolist(), strict=True))
     for k in range(len(agents)) if capture_video else ():
         _, i, j = min((score, *pair) for score, pair in zip(scores, pairs, strict=True) if pair[0] == k)
-        record_video(env, agents, players[i], players[j], args, folder)
+        record_video(env, agents, players[i], players[j], seed, args.deterministic, folder)
     env.close()
     return metrics
-
-
-def record_video(env: TeamEnv, agents: Mapping[str, Agent], first: Player, second: Player, args: Args, folder: Path) -> None:
-    """Writes a game of the two players, of an environment that renders, to folder/videos."""
-    from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
-
-    (folder / "videos").mkdir(exist_ok=True)
-    frames: list[np.ndarray] = []
-    side = seatings(env, first, second)[0]
-    seats = np.array([[int(t != side) for t in range(len(env.teams))]])
-    play(env, agents, [first, second], seats, args.seed + 1_000_000, args.deterministic, frames)
-    path = folder / "videos" / f"{first.behavior}-vs-{second.name}.mp4"
-    ImageSequenceClip(frames, fps=10).write_videofile(str(path), logger=None)
 
 
 def describe(metrics: dict[str, float]) -> str:
@@ -679,16 +646,6 @@ def cross_play_table(agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPo
     return cross_play(make_games, agents, players, args.cross_play_games, seed, args.deterministic)
 
 
-def report_cross_play(table: CrossPlay, folder: Path) -> None:
-    """Prints the table and what it says of forgetting, and writes it into the run folder, as numbers and as a heat map."""
-    print("cross-play: points of row against column in percent")
-    print(table.text())
-    for behavior, (mean, worst) in table.progress().items():
-        print(f"{behavior}: the last snapshot scores {mean:.2f} on average against older ones, {worst:.2f} in the worst case")
-    table.write_csv(folder / "cross_play.csv")
-    table.heat_map().savefig(folder / "cross_play.png", dpi=120)
-
-
 def evaluate_run(args: Args) -> None:
     """--evaluate: the table of a run's snapshots, or with --against the score of its last policy against another player."""
     assert args.evaluate is not None
@@ -700,7 +657,7 @@ def evaluate_run(args: Args) -> None:
     if args.against is None:
         print(describe(evaluate(agents, run_args, args.evaluate, args.capture_video)))
         if args.cross_play_games:
-            report_cross_play(cross_play_table(agents, pools, run_args), args.evaluate)
+            cross_play_table(agents, pools, run_args).report(args.evaluate)
         return
     scripted = scripted_players(env)
     opponents = [player for player in scripted if player.name == args.against]
@@ -716,8 +673,7 @@ def evaluate_run(args: Args) -> None:
                 fail(f"--against takes a run of the same game, and {flag} was {ours} here and {theirs} there")
         opponents = [Player("against", behavior, agent.acting_weights()) for behavior, agent in against.items()]
     players = [Player("policy", behavior, agent.acting_weights()) for behavior, agent in agents.items()] + opponents
-    pairs = [(i, j) for i in range(len(agents)) for j in range(len(agents), len(players))]
-    pairs = [(i, j) for i, j in pairs if seatings(env, players[i], players[j])]
+    pairs = pairs_with_others(env, players, len(agents))
     if not pairs:
         fail(f"--against takes an opponent that can play the other team, and {args.against} cannot")
     results = play_pairs(partial(make_env, run_args), agents, players, pairs, args.eval_games, args.seed, args.deterministic)
@@ -726,7 +682,7 @@ def evaluate_run(args: Args) -> None:
         who = f"{players[i].behavior} of {args.evaluate} against {players[j].behavior} of {args.against}"
         print(f"{who}: score {mean:.3f}, 95% interval [{low:.3f}, {high:.3f}], from {len(scores)} seeds")
         if args.capture_video:
-            record_video(env, agents, players[i], players[j], run_args, args.evaluate)
+            record_video(env, agents, players[i], players[j], args.seed, args.deterministic, args.evaluate)
 
 
 # === Run folder and model file ========================================================================================
@@ -841,7 +797,10 @@ def main(args: Args) -> None:
     learner_steps, turn_started = dict.fromkeys(behaviors, 0), 0
     for behavior, pool in pools.items():
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
-    matches = Matches(env.teams, args.num_games, pools, args.elo_k, swap_steps(args, env.teams), args.learner_side)
+    swap_steps = args.swap_steps
+    if args.swaps_per_turn is not None:
+        swap_steps = swap_steps_of(env.teams, args.team_change, args.swaps_per_turn)
+    matches = Matches(env.teams, args.num_games, pools, args.elo_k, swap_steps, args.learner_side)
     run_steps = total_steps * len(env.teams[0].agents)
     if len(behaviors) > 1 and args.team_change > run_steps:
         turn, others = f"--team-change {args.team_change:,}", ", ".join(behaviors[1:])
@@ -854,7 +813,7 @@ def main(args: Args) -> None:
     obs = env.reset(args.seed)
     games_length, finished_lengths = np.zeros(args.num_games), []
     game_steps, num_updates = dict.fromkeys(behaviors, 0), dict.fromkeys(behaviors, 0)
-    global_step, status, has_warned = 0, "", False
+    global_step, status = 0, ""
     update_metrics: Metrics = {}
     progress = tqdm(total=total_steps, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
     log_step, line_step, log_time, line_time = 0, 0, time.time(), time.time()
@@ -924,7 +883,7 @@ def main(args: Args) -> None:
             metrics["charts/learner"] = float(behaviors.index(learner))
             if finished_lengths:
                 metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
-                has_warned = has_warned or warn_of_short_swaps(matches, metrics["charts/episodic_length"])
+                matches.warn_of_short_swaps(metrics["charts/episodic_length"])
                 finished_lengths = []
 
         # evaluate and report
@@ -963,7 +922,7 @@ def main(args: Args) -> None:
         print(describe(metrics))
         if args.cross_play_games:
             table = cross_play_table(agents, pools, args)
-            report_cross_play(table, folder)
+            table.report(folder)
             writer.add_figure("selfplay/cross_play", table.heat_map(), global_step)
     writer.close()
     if args.track:

@@ -613,15 +613,12 @@ def test_ppo_learns_sumo(train_selfplay: Train) -> None:
     assert against_charge > 0.3
 
 
-PAYOFF = np.array([[0.0, -1.0, 2.0], [1.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])  # rock breaking scissors counts twice
-EQUILIBRIUM = np.array([0.25, 0.5, 0.25])  # EQUILIBRIUM @ PAYOFF = 0: nothing gains against it
-
-
 class MatrixGame:
-    """Rock, paper, scissors for stakes, a step a game."""
+    """Rock, paper, scissors, a step a game; rock breaking scissors counts `stake` times."""
 
-    def __init__(self, num_games: int) -> None:
+    def __init__(self, num_games: int, stake: float) -> None:
         self.num_games = num_games
+        self.payoff = np.array([[0.0, -1.0, stake], [1.0, 0.0, -1.0], [-stake, 1.0, 0.0]])
         self.teams = tuple(Team(name, "player", (name,), 1, 1, (3,)) for name in ("row", "column"))
         self.scripted_by_team = (("random",), ("random",))
         self.alive = [np.ones((num_games, 1), dtype=bool)] * 2
@@ -635,7 +632,7 @@ class MatrixGame:
 
     def step(self, actions: list[np.ndarray]) -> TeamStep:
         """Plays all games."""
-        gain = PAYOFF[actions[0][:, 0, 0], actions[1][:, 0, 0]]
+        gain = self.payoff[actions[0][:, 0, 0], actions[1][:, 0, 0]]
         rewards = [(sign * gain)[:, None].astype(np.float32) for sign in (1, -1)]
         scores = np.stack([gain, -gain], axis=1)
         return TeamStep(self.obs, self.obs, rewards, self.alive, [~self.alive[0]] * 2, self.alive[0][:, 0], scores)
@@ -648,10 +645,15 @@ class MatrixGame:
         """Nothing is open."""
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_average_policy_is_the_equilibrium(seed: int, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A game that no fixed policy wins: policies chase each other, and their average over the pool comes to rest."""
-    monkeypatch.setattr(ppo_selfplay, "make_team_env", lambda env_id, num_games, *_: MatrixGame(num_games))
+@pytest.mark.parametrize(("seed", "stake"), [(1, 1.0), (2, 1.0), (1, 2.0), (2, 2.0)])
+def test_average_policy_is_the_equilibrium(
+    seed: int, stake: float, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A game that no fixed policy wins: policies chase each other, and their average over the pool comes to rest.
+
+    That is at one third each, or for a stake of 2 at (1/4, 1/2, 1/4), where no policy starts: either makes all gains zero.
+    """
+    monkeypatch.setattr(ppo_selfplay, "make_team_env", lambda env_id, num_games, *_: MatrixGame(num_games, stake))
     pool = {"play_against_latest_model_ratio": 0.5, "save_steps": 256, "window": 200, "total_timesteps": 120 * 256}
     plain = {"norm_obs": False, "norm_reward": False, "norm_adv": False, "anneal_lr": False}
     step = {"num_games": 64, "num_steps": 4, "num_minibatches": 1, "update_epochs": 2, "learning_rate": 3e-3, "ent_coef": 0.2}
@@ -662,5 +664,7 @@ def test_average_policy_is_the_equilibrium(seed: int, train_selfplay: Train, mon
         agents["player"].load_state_dict(dict(snapshot.weights), strict=False)
         policies.append(agents["player"](torch.ones(1, 1)).softmax(-1)[0].tolist())
     assert len(policies) > 100
-    assert np.abs(np.mean(policies, axis=0) - EQUILIBRIUM).max() < 0.1
+    equilibrium = np.array([1.0, stake, 1.0]) / (2.0 + stake)
+    assert np.abs(equilibrium @ MatrixGame(1, stake).payoff).max() < 1e-9
+    assert np.abs(np.mean(policies, axis=0) - equilibrium).max() < 0.1
     assert np.std(policies, axis=0).min() > 0.08

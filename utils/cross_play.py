@@ -82,6 +82,27 @@ def seatings(env: TeamEnv, first: Player, second: Player) -> list[int]:
     return [t for t in range(len(behaviors)) if wanted[t] == behaviors]
 
 
+def pairs_with_others(env: TeamEnv, players: Sequence[Player], num_own: int) -> list[tuple[int, int]]:
+    """Each of the first `num_own` players with each of the others, where the one can take a team and the other the rest."""
+    pairs = [(i, j) for i in range(num_own) for j in range(num_own, len(players))]
+    return [(i, j) for i, j in pairs if seatings(env, players[i], players[j])]
+
+
+def record_video(
+    env: TeamEnv, agents: Mapping[str, Any], first: Player, second: Player, seed: int, deterministic: bool, folder: Path
+) -> None:
+    """Writes a game of the two players, of an environment that renders one, to folder/videos."""
+    from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
+
+    (folder / "videos").mkdir(exist_ok=True)
+    frames: list[np.ndarray] = []
+    side = seatings(env, first, second)[0]
+    seats = np.array([[int(t != side) for t in range(len(env.teams))]])
+    play(env, agents, [first, second], seats, seed, deterministic, frames)
+    path = folder / "videos" / f"{first.behavior}-vs-{second.name}.mp4"
+    ImageSequenceClip(frames, fps=10).write_videofile(str(path), logger=None)
+
+
 def play_pairs(
     make_env: Callable[[int], TeamEnv],
     agents: Mapping[str, Any],
@@ -166,6 +187,16 @@ class CrossPlay:
                     against = 0.5 + 0.5 * (np.nanmean(means[newest]) - np.nanmean(means[older], axis=1))
                 result[behavior] = float(against.mean()), float(against.min())
         return result
+
+    def report(self, folder: Path) -> None:
+        """Prints the table and what it says of forgetting, and writes it into a run folder, as numbers and as a heat map."""
+        print(f"cross-play: points of row against column in percent\n{self.text()}")
+        for behavior, (mean, worst) in self.progress().items():
+            print(
+                f"{behavior}: the last snapshot scores {mean:.2f} on average against older ones, {worst:.2f} in the worst case"
+            )
+        self.write_csv(folder / "cross_play.csv")
+        self.heat_map().savefig(folder / "cross_play.png", dpi=120)
 
     def write_csv(self, path: Path) -> None:
         """A row a player: its rating, the interval, and its mean score against each of the others."""

@@ -7,6 +7,7 @@ is credited to these. A snapshot that the ring has dropped lives on until the la
 """
 
 import itertools
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +94,16 @@ class SnapshotPool:
             snapshot.results.extend(saved["results"])
 
 
+def swap_steps_of(teams: Sequence[Team], team_change: int, swaps_per_turn: float) -> int:
+    """Steps of the ghosts between two swaps that make `swaps_per_turn` of them in a turn of `team_change` learner's steps.
+
+    ML-Agents' rule: (ghosts / learners) * team_change / swaps, with the first team learning.
+    """
+    learners = len(teams[0].agents)
+    ghosts = sum(len(team.agents) for team in teams) - learners
+    return max(1, round(ghosts / learners * team_change / swaps_per_turn))
+
+
 class Matches:
     """Who plays whom in each of many parallel games: the learner's team, and the snapshots on the other teams.
 
@@ -123,6 +134,7 @@ class Matches:
         self.ghost_steps, self.drawn_at = 0, np.zeros(num_games, dtype=np.int64)
         self.finished: list[tuple[float, float, int]] = []
         self.stacks: dict[str, tuple[list[int], PolicyStack]] = {}
+        self.has_warned = False
         self.give_turn(self.behaviors[0])
 
     def give_turn(self, behavior: str) -> None:
@@ -222,6 +234,14 @@ class Matches:
             by_uid = {s.uid: s.weights for seats in self.opponents for s in seats if s is not None}
             self.stacks[behavior] = uids, PolicyStack(agent, [by_uid[uid] for uid in uids])
         return self.stacks[behavior][1]
+
+    def warn_of_short_swaps(self, game_length: float) -> None:
+        """Says once that opponents cannot change as often as swap_steps asks for, if games of this many steps are longer."""
+        if not self.has_warned and 0 < self.swap_steps < self.num_ghosts * game_length:
+            self.has_warned = True
+            steps = f"--swap-steps of {self.swap_steps:,} steps of opponents' agents"
+            game = f"{self.num_ghosts:,} such agents in games of {game_length:.0f} steps"
+            print(f"warning: {steps} are shorter than one game ({game}): opponents change with every game", file=sys.stderr)
 
     def rating_of(self, behavior: str) -> float:
         """The learner's rating, or that of the newest snapshot of a behaviour at rest."""
