@@ -893,9 +893,7 @@ def main(args: Args) -> None:
         progress.update(args.num_games)
         if metrics:
             log_metrics(writer, metrics, global_step, args)
-            ratings = ", ".join(
-                f"{name[16:]} {value:.0f}" for name, value in metrics.items() if "rating_" in name and "opp" not in name
-            )
+            ratings = ", ".join(f"{behavior} {matches.rating_of(behavior):.0f}" for behavior in behaviors)
             progress.set_postfix_str(f"rating {ratings}{status}", refresh=False)
             log_step, log_time = global_step, time.time()
             if progress.disable and log_time - line_time > 30:
