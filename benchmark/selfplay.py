@@ -90,24 +90,31 @@ def print_scores(args: Scores) -> None:
     rows = []
     for run in sorted(args.runs):
         script = script_of(run)
-        agents, _, run_args = script.load_model(run, "evaluate")
+        agents, pools, run_args = script.load_model(run, "evaluate")
         run_args.eval_games, run_args.seed = args.games, run_args.seed + 5_000_000
+        run_args.deterministic = True
         metrics, first = script.evaluate(agents, run_args, run), first_times(run)
+        for behavior, agent in agents.items():
+            agent.load_state_dict(pools[behavior].snapshots[0].weights, strict=False)
+        is_untrained = not any(pool.snapshots[0].step for pool in pools.values())
+        untrained = script.evaluate(agents, run_args, run) if is_untrained else dict.fromkeys(metrics, float("nan"))
         for tag, score in metrics.items():
             seconds, step = first.get(tag, (float("nan"), 0))
-            rows.append([run.name, tag[5:].replace("_score_vs_", " vs "), f"{score:.4f}", f"{seconds:.0f}", step])
-    print(
-        "| game | " + " | ".join(f"run {i + 1}" for i in range(len(args.runs))) + " | mean [95%] | first reached, s (steps) |"
-    )
-    print("|---" * (len(args.runs) + 3) + "|")
+            game = tag[5:].replace("_score_vs_", " vs ")
+            rows.append([run.name, game, f"{score:.4f}", f"{untrained[tag]:.4f}", f"{seconds:.0f}", step])
+    heads = [*(f"run {i + 1}" for i in range(len(args.runs))), "mean [95%]", "untrained", "first, s (steps)"]
+    print(f"| game | {' | '.join(heads)} |")
+    print("|---" * (len(heads) + 1) + "|")
     for pair in dict.fromkeys(row[1] for row in rows):
         own = [row for row in rows if row[1] == pair]
         scores = np.array([float(row[2]) for row in own])
-        times = ", ".join(f"{row[3]} ({row[4]:,})" if row[4] else "-" for row in own)
-        print(f"| {pair} | " + " | ".join(f"{score:.2f}" for score in scores) + f" | {interval(scores)} | {times} |")
+        times = ", ".join(f"{row[4]} ({row[5]:,})" if row[5] else "-" for row in own)
+        before_mean = np.mean([float(row[3]) for row in own])
+        cells = " | ".join(f"{score:.2f}" for score in scores)
+        print(f"| {pair} | {cells} | {interval(scores)} | {before_mean:.2f} | {times} |")
     if args.csv:
         with args.csv.open("w", newline="") as file:
-            csv.writer(file).writerows([["run", "game", "score", "first_seconds", "first_step"], *rows])
+            csv.writer(file).writerows([["run", "game", "score", "untrained", "first_seconds", "first_step"], *rows])
 
 
 def print_versus(args: Versus) -> None:
