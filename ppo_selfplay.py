@@ -110,7 +110,7 @@ class Args:
     """snapshots that the pool holds; the oldest one leaves it"""
     play_against_latest_model_ratio: float = 0.5
     """probability that an opponent is the newest snapshot; 1 is self-play without a pool"""
-    opponent_sampling: Literal["uniform", "prioritized"] = "uniform"
+    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"
     """how it is drawn otherwise: uniformly from the pool, or rather those that the learner does not beat"""
     swap_steps: int = 0
     """steps of opponents' agents, over all games, that a game keeps its opponents for; 0 draws new ones for each game"""
