@@ -16,6 +16,8 @@ What differs from that reference, and why:
 - A result is credited to the snapshot that played. The reference credits the one that plays when the result comes in.
 - The outcome is read by one rule (see `utils/team_env.py`), so that games rate whose rewards are not +1 and -1.
 - The newest opponent is the newest snapshot, and not the learner itself: so every game is rated.
+- Of the older snapshots those are drawn rather that the learner does not beat (AlphaStar's prioritised fictitious self-play):
+  uniform draws from the whole run, the reference's rule, teach less; the README has the numbers.
 - When the turn passes to another role all games begin anew, and the role whose turn ended leaves a snapshot of its last self.
 - Each transition of the replay buffer carries the age of its opponent, so that old ones can be left out of the minibatches.
 - Discrete and MultiDiscrete actions, with masks of legal ones: a head, an entropy coefficient and a target entropy a branch, as
@@ -116,7 +118,7 @@ class Args:
     play_against_latest_model_ratio: float = 0.5
     """probability that an opponent is the newest snapshot; 1 is self-play without a pool"""
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"
-    """how it is drawn otherwise: uniformly from the pool, or rather those that the learner does not beat"""
+    """how it is drawn otherwise: rather one that the learner does not beat, or uniformly from the pool"""
     swap_steps: int = 0
     """steps of opponents' agents, over all games, that a game keeps its opponents for; 0 draws new ones for each game"""
     swaps_per_turn: float | None = None
