@@ -426,7 +426,7 @@ SHARED: dict[str, Any] = {
     "save_steps": 512,
     "window": 1,
     "play_against_latest_model_ratio": 1.0,
-    "opponent_sampling": "prioritized",
+    "opponent_sampling": "uniform",
     "swap_steps": 100_000,
     "swaps_per_turn": 1.0,
     "total_timesteps": 2048,
