@@ -786,7 +786,8 @@ def main(args: Args) -> None:
         metrics = matches.metrics()
         if update_metrics:
             metrics |= {name: torch.stack([m[name] for m in update_metrics]).mean().item() for name in update_metrics[0]}
-        metrics["losses/explained_variance"] = 1.0 - ((returns - values).var() / returns.var()).item()
+            b_returns, b_values = batch[-2:]
+            metrics["losses/explained_variance"] = 1.0 - ((b_returns - b_values).var() / b_returns.var()).item()
         metrics["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         metrics["charts/SPS"] = (global_step - log_step) / (time.time() - log_time)
         metrics["charts/learner"] = float(behaviors.index(learner))

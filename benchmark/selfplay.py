@@ -4,7 +4,8 @@ against each other.
     python -m benchmark.selfplay scores runs/sumo__ppo_sumo__*
     python -m benchmark.selfplay versus --runs runs/sumo__ppo_sumo__* --against runs/sumo__ppo_sumo_latest__*
 
-Each run counts as one observation: means and 95% percentile-bootstrap intervals are over runs, or over the runs of both sets.
+Policies take their likeliest actions. Each run counts as one observation: means and 95% percentile-bootstrap intervals are over
+runs, or over the runs of both sets.
 """
 
 import csv
@@ -21,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import ppo_selfplay
 import sac_selfplay
-from utils.cross_play import Player, play_pairs, seatings
+from utils.cross_play import Player, pairs_with_others, play_pairs
 
 THRESHOLDS = {"random": 0.98, "charge": 0.8, "centre": 0.5}
 
@@ -129,13 +130,12 @@ def print_versus(args: Versus) -> None:
         for i, (all_agents, _, _) in enumerate(ours + theirs)
         for behavior, agent in all_agents.items()
     ]
-    first, second = range(len(ours) * len(agents)), range(len(ours) * len(agents), len(players))
-    rows = []
+    all_pairs, rows = pairs_with_others(env, players, len(ours) * len(agents)), []
+    env.close()
     for behavior in agents:
-        pairs = [
-            (i, j) for i in first for j in second if players[i].behavior == behavior and seatings(env, players[i], players[j])
-        ]
-        results = play_pairs(partial(script.make_env, run_args), agents, players, pairs, args.games, seed=7_000_000)
+        pairs = [(i, j) for i, j in all_pairs if players[i].behavior == behavior]
+        make_games = partial(script.make_env, run_args)
+        results = play_pairs(make_games, agents, players, pairs, args.games, seed=7_000_000, deterministic=True)
         scores = results.mean(1).reshape(len(ours), len(theirs))
         print(f"{behavior}: {interval(scores)} over {len(ours)} x {len(theirs)} pairs of runs, {args.games} games a pair")
         rows += [[behavior, i, j, f"{scores[i, j]:.4f}"] for i in range(len(ours)) for j in range(len(theirs))]
