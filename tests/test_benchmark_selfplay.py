@@ -20,9 +20,12 @@ def test_interval() -> None:
     assert [mean, low, high] == pytest.approx([values.mean(), values.mean() - error, values.mean() + error], abs=0.002)
 
 
-def test_versus_itself_is_a_draw(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    """Likeliest actions, paired starts and swapped sides: a policy takes exactly half of the points from itself."""
+def test_versus_itself_is_a_draw(
+    selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Likeliest actions, so no noise; paired starts and swapped sides: a policy takes exactly half of the points from itself."""
     run = train_selfplay(selfplay)
+    monkeypatch.delattr(selfplay.Agent, "noise")
     print_versus(Versus(runs=[run], against=[run], games=6, csv=run / "versus.csv"))
     assert capsys.readouterr().out.splitlines()[-1].startswith("sumo: 0.500 [0.500, 0.500] over 1 x 1 pairs of runs")
     assert list(csv.reader((run / "versus.csv").open()))[1:] == [["sumo", "0", "0", "0.5000"]]
