@@ -6,6 +6,7 @@ Hyper-parameters and details are those of CleanRL's `ppo_continuous_action.py`.
 
     python ppo_continuous.py --env-id Hopper-v5
     python ppo_continuous.py --evaluate runs/FOLDER --capture-video
+    python ppo_continuous.py --resume runs/FOLDER
 
 What differs from that reference, and why:
 - Termination ends the future, truncation does not: at a time limit the advantage trace is cut, and the value of the state that
@@ -17,8 +18,11 @@ What differs from that reference, and why:
 - Values and log-probabilities are computed in one batch after a rollout; acting needs the actor alone.
 - Logged losses are means over all minibatches of an iteration, not those of the last one.
 - The last rollout counts: `total_timesteps` is rounded up to whole rollouts, not down.
+- At a checkpoint all environments are reset and all random streams begin anew, by seeds of that step: a run that was killed and
+  resumed equals, bit for bit on the CPU, the one that was not.
 """
 
+import io
 import itertools
 import json
 import math
@@ -31,12 +35,16 @@ import shlex
 import signal
 import sys
 import time
+import traceback
 import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn, TextIO
 
 import gymnasium as gym
 import numpy as np
@@ -85,6 +93,10 @@ class Args:
     """episodes of an evaluation"""
     evaluate: Path | None = None
     """do not train: load the model of this run folder, and print the returns of --eval-episodes episodes"""
+    checkpoint_freq: int = 100_000
+    """environment steps between two checkpoints, at which all environments are reset; 0 writes one only at the end"""
+    resume: Path | None = None
+    """go on with the run of this folder, from its last checkpoint and with its arguments"""
 
     # --- environment ---
     env_id: str = "HalfCheetah-v5"
@@ -159,7 +171,7 @@ def check_args(args: Args) -> None:
     limits: list[tuple[float, float, str]] = [
         (0, 1, "gamma gae_lambda"),
         (1, 1e12, "eval_episodes num_envs total_timesteps num_steps num_minibatches update_epochs"),
-        (0, 1e12, "eval_freq learning_rate clip_coef ent_coef vf_coef max_grad_norm target_kl"),
+        (0, 1e12, "eval_freq checkpoint_freq learning_rate clip_coef ent_coef vf_coef max_grad_norm target_kl"),
         (0, 2**31, "seed"),
         (-20, 2, "log_std_init"),
     ]
@@ -199,18 +211,64 @@ def check_args(args: Args) -> None:
             fail(f"--upload-model takes an --hf-entity and --exp-name that the Hub allows: {' '.join(str(error).split())}")
 
 
+MAY_CHANGE = ("total_timesteps", "cuda", "track", "wandb_project_name", "wandb_entity")  # in a run that is resumed
+
+
+def parse_args(argv: list[str] | None = None) -> Args:
+    """The command line's arguments; with --resume they are those of the run, and the command line may not contradict them."""
+    args = tyro.cli(Args, args=argv)
+    if args.resume is None:
+        return args
+    try:
+        run_args = Args(**json.loads((args.resume / "args.json").read_text()) | {"resume": args.resume})
+    except (OSError, ValueError, TypeError) as error:
+        fail(f"--resume takes a run folder with the args.json of this script, and {args.resume} has none ({error})")
+    args = tyro.cli(Args, args=argv, default=run_args)
+    for name, value in vars(run_args).items():
+        if getattr(args, name) != value and name not in MAY_CHANGE:
+            flag = f"--{name.replace('_', '-')}"
+            fail(f"{flag} takes the run's own value with --resume: it is {value} there, and {getattr(args, name)} was given")
+    return args
+
+
 # === Environments =====================================================================================================
 
 
-def make_env(env_id: str, video_folder: Path | None = None, video_name: str = "") -> gym.Env:
-    """One environment with flat observations; records its first episode if there is a folder for it."""
+class TaskError(Exception):
+    """The task's own code raised something."""
+
+
+class NumberedEnv(gym.Wrapper):
+    """Says which of several environments it was that raised."""
+
+    def __init__(self, env: gym.Env, index: int) -> None:
+        super().__init__(env)
+        self.index = index
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Begins an episode."""
+        try:
+            return self.env.reset(**kwargs)
+        except Exception as error:
+            raise RuntimeError(f"environment {self.index} in reset: {type(error).__name__}: {error}") from error
+
+    def step(self, action: Any) -> Any:
+        """Plays a step."""
+        try:
+            return self.env.step(action)
+        except Exception as error:
+            raise RuntimeError(f"environment {self.index} in step: {type(error).__name__}: {error}") from error
+
+
+def make_env(env_id: str, index: int, video_folder: Path | None = None, video_name: str = "") -> gym.Env:
+    """The environment with this index, with flat observations; records its first episode if there is a folder for it."""
     env = gym.make(env_id) if video_folder is None else gym.make(env_id, render_mode="rgb_array")
     if video_folder is not None:
         warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
         env = gym.wrappers.RecordVideo(env, str(video_folder), lambda episode: episode == 0, name_prefix=video_name)
     if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)
-    return env
+    return NumberedEnv(env, index)
 
 
 def make_envs(
@@ -224,7 +282,7 @@ def make_envs(
         if vectorization == "native":
             envs = gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point")
         else:
-            env_fns = [partial(make_env, env_id, video_folder if i == 0 else None, video_name) for i in range(num_envs)]
+            env_fns = [partial(make_env, env_id, i, video_folder if i == 0 else None, video_name) for i in range(num_envs)]
             vector_class = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[vectorization]
             envs = vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
     except (gym.error.Error, ImportError, NotImplementedError) as error:
@@ -235,6 +293,14 @@ def make_envs(
     if not isinstance(action_space, gym.spaces.Box) or action_space.dtype.kind != "f" or not action_space.is_bounded():
         fail(f"--env-id takes a task whose actions are a Box with finite bounds, and those of {env_id} are {action_space}")
     return envs
+
+
+def reset_envs(envs: VectorEnv, **kwargs: Any) -> np.ndarray:
+    """Begins episodes, and returns their first observations (num_envs, obs_dim)."""
+    try:
+        return envs.reset(**kwargs)[0]
+    except Exception as error:
+        raise TaskError(str(error)) from error
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -249,14 +315,17 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     assert isinstance(space, gym.spaces.Box)
     unit_actions = actions.clip(-1.0, 1.0).reshape(envs.action_space.shape)
     env_actions = (space.low + 0.5 * (unit_actions + 1.0) * (space.high - space.low)).clip(space.low, space.high)
-    obs, rewards, terminations, truncations, infos = envs.step(env_actions)
+    try:
+        obs, rewards, terminations, truncations, infos = envs.step(env_actions)
+    except Exception as error:
+        raise TaskError(str(error)) from error
     final_obs, dones = obs, terminations | truncations
     if dones.any() and envs.metadata["autoreset_mode"] != AutoresetMode.NEXT_STEP:
         final_obs = obs.copy()
         if envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP:
             final_obs[dones] = np.stack(infos["final_obs"][dones])
         else:
-            obs, _ = envs.reset(options={"reset_mask": dones})
+            obs = reset_envs(envs, options={"reset_mask": dones})
     return obs, final_obs, rewards, terminations, truncations
 
 
@@ -440,7 +509,7 @@ def evaluate(agent: Agent, args: Args, episodes: int, folder: Path, name: str) -
     """
     vectorization = "native" if args.vectorization == "native" else "sync"
     envs = make_envs(args.env_id, episodes, vectorization, folder / "videos" if args.capture_video else None, name)
-    obs, _ = envs.reset(seed=args.seed + 1_000_000)
+    obs = reset_envs(envs, seed=args.seed + 1_000_000)
     returns, lengths, running = np.zeros(episodes), np.zeros(episodes), np.ones(episodes, dtype=bool)
     while running.any():
         obs, _, rewards, terminations, truncations = step_envs(envs, agent.act(obs))
@@ -460,6 +529,11 @@ def describe(metrics: dict[str, float], episodes: int) -> str:
 # === Run folder and model file ========================================================================================
 
 
+VERSIONS = {"torch": str(torch.__version__), "gymnasium": gym.__version__, "numpy": np.__version__}
+# What comes of files that are missing, cut off, foreign or of another network.
+UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, TypeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile)
+
+
 def make_run_folder(args: Args) -> Path:
     """A new folder for all that the run writes; a counter tells apart runs that start in the same second."""
     name = re.sub(r"[^\w.-]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
@@ -469,15 +543,43 @@ def make_run_folder(args: Args) -> Path:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
-        (folder / "args.json").write_text(json.dumps(asdict(args), indent=2) + "\n")
+        except OSError as error:
+            fail(f"the run folder cannot be made: {error}")
         return folder
     raise AssertionError("unreachable")
 
 
+def lock_folder(folder: Path) -> TextIO:
+    """Keeps other processes from the same run, until the file that it returns is closed or the process ends."""
+    lock = (folder / "lock").open("w")
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(f"--resume takes a run that is not running, and {folder} is")
+    return lock
+
+
+def write_file(path: Path, contents: bytes) -> None:
+    """Replaces a file as a whole: after a kill or a power cut there is the old one or the new one, and no half of one."""
+    new = path.with_name(path.name + ".new")
+    with new.open("wb") as file:
+        file.write(contents)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
 def log_metrics(writer: SummaryWriter, metrics: dict[str, float], global_step: int, args: Args) -> None:
-    """One point of every metric, in TensorBoard and, with --track, in W&B."""
-    for name, value in metrics.items():
-        writer.add_scalar(name, value, global_step)
+    """One point of every metric, in TensorBoard and, with --track, in W&B. A full disk costs points, and not the run."""
+    try:
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, global_step)
+    except OSError as error:
+        print(f"warning: points of step {global_step:,} are not in TensorBoard: {error}", file=sys.stderr)
+        writer.file_writer = writer.all_writers = None  # its thread is gone: the next points go to a new file
     if args.track:
         import wandb
 
@@ -485,10 +587,13 @@ def log_metrics(writer: SummaryWriter, metrics: dict[str, float], global_step: i
 
 
 def save_model(folder: Path, agent: Agent, args: Args) -> None:
-    """Writes model.pt: the agent with its statistics, and what is needed to build it again. A kill leaves no half a file."""
-    versions = {"torch": str(torch.__version__), "gymnasium": gym.__version__, "numpy": np.__version__}
-    torch.save({"agent": agent.state_dict(), "args": asdict(args), "versions": versions}, folder / "model.pt.new")
-    os.replace(folder / "model.pt.new", folder / "model.pt")
+    """Writes model.pt: the agent with its statistics, and what is needed to build it again. Warns if it cannot."""
+    contents = io.BytesIO()
+    torch.save({"agent": agent.state_dict(), "args": asdict(args) | {"resume": None}, "versions": VERSIONS}, contents)
+    try:
+        write_file(folder / "model.pt", contents.getvalue())
+    except OSError as error:
+        print(f"warning: no model.pt: {error}", file=sys.stderr)
 
 
 def load_model(folder: Path) -> tuple[Agent, Args]:
@@ -500,7 +605,7 @@ def load_model(folder: Path) -> tuple[Agent, Args]:
         agent = Agent(envs, args)
         envs.close()
         agent.load_state_dict(model["agent"])
-    except (OSError, EOFError, RuntimeError, LookupError, TypeError, pickle.UnpicklingError) as error:
+    except UNREADABLE as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         fail(f"--evaluate takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
     return agent, args
@@ -540,6 +645,83 @@ def upload_model(folder: Path, args: Args, metrics: dict[str, float]) -> None:
         print(f"warning: --upload-model failed, and all is still in {folder}: {reason}", file=sys.stderr)
 
 
+# === Checkpoints ======================================================================================================
+
+CHECKPOINT_FORMAT = 1  # of the files; goes up when older ones cannot be read any more
+
+
+def check_finite(quantities: Mapping[str, Sequence[float] | np.ndarray], global_step: int, stride: int = 1) -> None:
+    """Raises FloatingPointError if one of these quantities (n, ...) is not finite; row i is of the step (i + 1) * stride on."""
+    for name, values in quantities.items():
+        is_finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+        if not is_finite.all():
+            step = global_step + (int(is_finite.argmin()) + 1) * stride
+            raise FloatingPointError(f"{name} is not a finite number at step {step:,}")
+
+
+def seed_streams(seed: int, global_step: int) -> int:
+    """Seeds all random streams by the run's seed and the step, so that no state of theirs is to be saved; returns the seed."""
+    step_seed = int(np.random.SeedSequence((seed, global_step)).generate_state(1)[0]) // 2  # below 2^31
+    random.seed(step_seed)
+    np.random.seed(step_seed)
+    torch.manual_seed(step_seed)
+    return step_seed
+
+
+def save_checkpoint(folder: Path, writer: SummaryWriter, parts: Mapping[str, Any], counters: Mapping[str, Any]) -> bool:
+    """Writes the state dicts of all parts and the counters to checkpoint.pt; the one before stays as checkpoint.previous.pt.
+
+    A failure to write costs a warning; returns whether it is written.
+    """
+    try:
+        writer.flush()
+        state = {name: part.state_dict() for name, part in parts.items()} | dict(counters)
+        state["events"] = {path.name: path.stat().st_size for path in folder.glob("events.*")}
+        contents = io.BytesIO()
+        torch.save(state | {"format": CHECKPOINT_FORMAT, "versions": VERSIONS}, contents)
+        write_file(folder / "checkpoint.next.pt", contents.getvalue())
+        if (folder / "checkpoint.pt").exists():
+            os.replace(folder / "checkpoint.pt", folder / "checkpoint.previous.pt")
+        os.replace(folder / "checkpoint.next.pt", folder / "checkpoint.pt")
+        return True
+    except OSError as error:
+        at_step = f"at step {counters['global_step']:,}"
+        print(f"warning: no checkpoint {at_step}, and the one before stays: {error}", file=sys.stderr)
+        return False
+
+
+def load_checkpoint(folder: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Loads the newest whole checkpoint into the parts, and returns its counters; runs no code from the file.
+
+    Cuts off what was logged after it, so that no point is there twice.
+    """
+    reasons = []
+    for path in (folder / "checkpoint.pt", folder / "checkpoint.previous.pt"):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if archive.testzip() is not None:  # PyTorch itself does not look at the checksums
+                    raise ValueError("wrong checksum")
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            if state["format"] != CHECKPOINT_FORMAT:
+                raise ValueError(f"it has format {state['format']}, and this script reads {CHECKPOINT_FORMAT}")
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+        except UNREADABLE as error:
+            reasons.append(f"{path.name}: {type(error).__name__}: {error}".splitlines()[0])
+            continue
+        if reasons:
+            print(f"warning: going on from {path.name}, for the newer one is not whole ({reasons[0]})", file=sys.stderr)
+        if state["versions"] != VERSIONS:
+            print(f"warning: the run was begun with {state['versions']} and goes on with {VERSIONS}", file=sys.stderr)
+        for events in folder.glob("events.*"):
+            if events.name in state["events"]:
+                os.truncate(events, state["events"][events.name])
+            else:
+                events.unlink()
+        return state
+    fail(f"--resume takes a run folder with a whole checkpoint of this script, and {folder} has none ({'; '.join(reasons)})")
+
+
 # === Main =============================================================================================================
 
 
@@ -568,13 +750,8 @@ def main(args: Args) -> None:
         signal.signal(signum, lambda signum, _: stop_signals.append(signum))
     envs = make_envs(args.env_id, args.num_envs, args.vectorization)
     next_step_reset = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
-    folder = make_run_folder(args)
-    if args.track:
-        import wandb
-
-        project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
-        wandb.init(project=project, entity=entity, name=folder.name, dir=folder.resolve(), config=config)
-    writer = SummaryWriter(str(folder))
+    folder = args.resume or make_run_folder(args)
+    lock = lock_folder(folder)
     total_steps = args.num_iterations * args.batch_size
     print(f"{args.exp_name}: {args.env_id}, seed {args.seed}, {total_steps:,} steps on {device}, run folder {folder}")
     if total_steps != args.total_timesteps:
@@ -583,6 +760,25 @@ def main(args: Args) -> None:
     # --- agent and optimiser ---
     agent = Agent(envs, args).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+
+    # --- resume ---
+    parts = {"agent": agent, "optimizer": optimizer}
+    counters: dict[str, Any] = {"global_step": 0, "extra_resets": [], "is_finished": False}
+    if args.resume is not None:
+        counters = {name: value for name, value in load_checkpoint(folder, parts).items() if name in counters}
+        if counters["is_finished"] and counters["global_step"] >= total_steps:
+            fail(f"--resume takes a run that has not finished, or more --total-timesteps than the {total_steps:,} of {folder}")
+        print(f"going on from step {counters['global_step']:,}")
+    try:
+        write_file(folder / "args.json", json.dumps(asdict(args) | {"resume": None}, indent=2).encode())
+    except OSError as error:
+        fail(f"the run folder cannot be written: {error}")
+    if args.track:
+        import wandb
+
+        project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
+        wandb.init(project=project, entity=entity, id=folder.name, resume="allow", dir=folder.resolve(), config=config)
+    writer = SummaryWriter(str(folder))
 
     # --- storage ---
     shape = (args.num_steps, args.num_envs)
@@ -593,114 +789,143 @@ def main(args: Args) -> None:
     terminations, dones, valid = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
 
     # --- loop ---
-    obs, _ = envs.reset(seed=args.seed)
-    resetting = np.zeros(args.num_envs, dtype=bool)
-    discounted_return, episode_return, episode_length = np.zeros((3, args.num_envs))
-    global_step, last_return, last_eval = 0, math.nan, math.nan
-    progress = tqdm(total=total_steps, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
-    log_step, line_step, log_time, line_time = 0, 0, time.time(), time.time()
-    for iteration in range(1, args.num_iterations + 1):
-        if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - (iteration - 1) / args.num_iterations)
+    global_step, last_return, last_eval = counters["global_step"], math.nan, math.nan
+    progress = tqdm(total=total_steps, initial=global_step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
+    log_step, line_step, log_time, line_time = global_step, global_step, time.time(), time.time()
+    begins_anew, is_finished, failure, is_sound = True, False, "", True
+    try:
+        for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
+            if begins_anew:  # at the start and after each checkpoint
+                obs = reset_envs(envs, seed=seed_streams(args.seed, global_step))
+                resetting = np.zeros(args.num_envs, dtype=bool)
+                discounted_return, episode_return, episode_length = np.zeros((3, args.num_envs))
+                begins_anew = False
+            if args.anneal_lr:
+                optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - (iteration - 1) / args.num_iterations)
 
-        noise = torch.randn(actions.shape, device=device)
-        finished_returns, finished_lengths = [], []
-        for step in range(args.num_steps):
-            # act and step
-            observations[step], valid[step] = obs, ~resetting
-            actions[step] = agent.act(obs, noise[step])
-            obs, final_observations[step], rewards[step], terminations[step], truncations = step_envs(envs, actions[step])
-            dones[step] = terminations[step] | truncations
-            resetting = dones[step] & next_step_reset
+            noise = torch.randn(actions.shape, device=device)
+            finished_returns, finished_lengths = [], []
+            for step in range(args.num_steps):
+                # act and step
+                observations[step], valid[step] = obs, ~resetting
+                actions[step] = agent.act(obs, noise[step])
+                global_step += args.num_envs
+                obs, final_observations[step], rewards[step], terminations[step], truncations = step_envs(envs, actions[step])
+                dones[step] = terminations[step] | truncations
+                resetting = dones[step] & next_step_reset
 
-            # record
-            discounted_returns[step] = discounted_return = args.gamma * discounted_return + rewards[step]
-            episode_return += rewards[step]
-            episode_length += valid[step]
-            if dones[step].any():
-                finished_returns.extend(episode_return[dones[step]])
-                finished_lengths.extend(episode_length[dones[step]])
-                discounted_return[dones[step]] = episode_return[dones[step]] = episode_length[dones[step]] = 0.0
-        global_step += args.batch_size
+                # record
+                discounted_returns[step] = discounted_return = args.gamma * discounted_return + rewards[step]
+                episode_return += rewards[step]
+                episode_length += valid[step]
+                if dones[step].any():
+                    finished_returns.extend(episode_return[dones[step]])
+                    finished_lengths.extend(episode_length[dones[step]])
+                    discounted_return[dones[step]] = episode_return[dones[step]] = episode_length[dones[step]] = 0.0
+            both = np.concatenate([observations, final_observations], axis=-1)
+            check_finite({"observation": both, "reward": rewards}, global_step - args.batch_size, args.num_envs)
 
-        # store: log-probabilities as the policy acted; statistics that have seen the rollout; values under these
-        to_device = partial(torch.as_tensor, device=device)
-        with torch.no_grad():
-            raw_obs, b_actions, mask = to_device(observations), to_device(actions), to_device(valid)
-            log_prob = normal_log_prob(b_actions, *agent.actor(agent.normalize(raw_obs)))
-            agent.obs_rms.update(raw_obs[mask])
-            agent.return_rms.update(to_device(discounted_returns)[mask])
-            b_obs = agent.normalize(raw_obs)
-            values = agent.critic(b_obs).squeeze(-1).cpu()
-            next_values = agent.critic(agent.normalize(to_device(final_observations))).squeeze(-1).cpu()
-            scaled_rewards = agent.scale_reward(to_device(rewards)).cpu()
-        terminated, done = torch.as_tensor(terminations).float(), torch.as_tensor(dones).float()
-        advantages = compute_gae(scaled_rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
-        returns = advantages + values
-        batch = [x.to(device)[mask] for x in (b_obs, b_actions, log_prob, advantages, returns, values)]  # (batch_size, ...)
+            # store: log-probabilities as the policy acted; statistics that have seen the rollout; values under these
+            to_device = partial(torch.as_tensor, device=device)
+            with torch.no_grad():
+                raw_obs, b_actions, mask = to_device(observations), to_device(actions), to_device(valid)
+                log_prob = normal_log_prob(b_actions, *agent.actor(agent.normalize(raw_obs)))
+                agent.obs_rms.update(raw_obs[mask])
+                agent.return_rms.update(to_device(discounted_returns)[mask])
+                b_obs = agent.normalize(raw_obs)
+                values = agent.critic(b_obs).squeeze(-1).cpu()
+                next_values = agent.critic(agent.normalize(to_device(final_observations))).squeeze(-1).cpu()
+                scaled_rewards = agent.scale_reward(to_device(rewards)).cpu()
+            terminated, done = torch.as_tensor(terminations).float(), torch.as_tensor(dones).float()
+            advantages = compute_gae(scaled_rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
+            returns = advantages + values
+            batch = [x.to(device)[mask] for x in (b_obs, b_actions, log_prob, advantages, returns, values)]  # (batch_size, ...)
 
-        # update
-        update_metrics: list[Metrics] = []
-        for _ in range(args.update_epochs):
-            permutation = torch.randperm(len(batch[0]), device=device)
-            minibatches = zip(*(x[permutation].tensor_split(args.num_minibatches) for x in batch), strict=True)
-            epoch_metrics = [update(agent, optimizer, minibatch, args) for minibatch in minibatches]
-            update_metrics += epoch_metrics
-            approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
-            if args.target_kl is not None and approx_kl > args.target_kl:
+            # update
+            update_metrics: list[Metrics] = []
+            for _ in range(args.update_epochs):
+                permutation = torch.randperm(len(batch[0]), device=device)
+                minibatches = zip(*(x[permutation].tensor_split(args.num_minibatches) for x in batch), strict=True)
+                epoch_metrics = [update(agent, optimizer, minibatch, args) for minibatch in minibatches]
+                update_metrics += epoch_metrics
+                approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
+                if args.target_kl is not None and approx_kl > args.target_kl:
+                    break
+
+            # log
+            metrics = {name: torch.stack([m[name] for m in update_metrics]).mean().item() for name in update_metrics[0]}
+            check_finite({name: [value] for name, value in metrics.items()}, global_step - 1)
+            b_returns, b_values = batch[-2:]
+            metrics["losses/explained_variance"] = 1.0 - ((b_returns - b_values).var() / b_returns.var()).item()
+            metrics["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+            metrics["charts/SPS"] = (global_step - log_step) / (time.time() - log_time)
+            if finished_returns:
+                last_return = metrics["charts/episodic_return"] = float(np.mean(finished_returns))
+                metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
+
+            # evaluate and report
+            if args.eval_freq and global_step % args.eval_freq < args.batch_size and global_step < total_steps:
+                metrics |= evaluate(agent, args, args.eval_episodes, folder, f"step-{global_step}")
+                last_eval = metrics["eval/return_mean"]
+            log_metrics(writer, metrics, global_step, args)
+            progress.update(args.batch_size)
+            scores = {"return": last_return, "evaluation": last_eval}
+            status = ", ".join(f"{name} {score:.1f}" for name, score in scores.items() if not math.isnan(score))
+            progress.set_postfix_str(status, refresh=False)
+            log_step, log_time = global_step, time.time()
+            if progress.disable and log_time - line_time > 30:
+                steps_per_second = (global_step - line_step) / (log_time - line_time)
+                print(f"step {global_step:,} of {total_steps:,}, {steps_per_second:,.0f} steps/s, {status}", flush=True)
+                line_step, line_time = global_step, log_time
+
+            # checkpoint
+            if args.checkpoint_freq and global_step % args.checkpoint_freq < args.batch_size:
+                save_checkpoint(folder, writer, parts, counters | {"global_step": global_step})
+                begins_anew = True
+            if stop_signals:
                 break
+        if not stop_signals:
+            metrics = evaluate(agent, args, args.eval_episodes, folder, "final")
+            log_metrics(writer, metrics, global_step, args)
+            print(describe(metrics, args.eval_episodes))
+            is_finished = True
+    except TaskError as error:
+        traceback.print_exception(error)
+        failure = f"--env-id {args.env_id} failed at step {global_step:,}: {error}"
+        global_step -= global_step % args.batch_size  # what there is of a rollout is lost
+    except FloatingPointError as error:
+        failure, is_sound = str(error), False  # the last checkpoint is the last good state
 
-        # log
-        metrics = {name: torch.stack([m[name] for m in update_metrics]).mean().item() for name in update_metrics[0]}
-        b_returns, b_values = batch[-2:]
-        metrics["losses/explained_variance"] = 1.0 - ((b_returns - b_values).var() / b_returns.var()).item()
-        metrics["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        metrics["charts/SPS"] = (global_step - log_step) / (time.time() - log_time)
-        if finished_returns:
-            last_return = metrics["charts/episodic_return"] = float(np.mean(finished_returns))
-            metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
-
-        # evaluate and report
-        if args.eval_freq and global_step % args.eval_freq < args.batch_size and global_step < total_steps:
-            metrics |= evaluate(agent, args, args.eval_episodes, folder, f"step-{global_step}")
-            last_eval = metrics["eval/return_mean"]
-        log_metrics(writer, metrics, global_step, args)
-        progress.update(args.batch_size)
-        scores = {"return": last_return, "evaluation": last_eval}
-        status = ", ".join(f"{name} {score:.1f}" for name, score in scores.items() if not math.isnan(score))
-        progress.set_postfix_str(status, refresh=False)
-        log_step, log_time = global_step, time.time()
-        if progress.disable and log_time - line_time > 30:
-            steps_per_second = (global_step - line_step) / (log_time - line_time)
-            print(f"step {global_step:,} of {total_steps:,}, {steps_per_second:,.0f} steps/s, {status}", flush=True)
-            line_step, line_time = global_step, log_time
-        if stop_signals:
-            break
-
-    # --- end: save, evaluate, say what to do next ---
+    # --- end: save, say what to do next ---
     progress.close()
     envs.close()
-    if args.save_model:
-        save_model(folder, agent, args)
-    if stop_signals:
-        print(f"stopped by signal {stop_signals[0]} at step {global_step:,}")
-    else:
-        metrics = evaluate(agent, args, args.eval_episodes, folder, "final")
-        log_metrics(writer, metrics, global_step, args)
-        print(describe(metrics, args.eval_episodes))
-    writer.close()
+    if is_sound:
+        extra_resets = counters["extra_resets"] + ([] if begins_anew else [global_step])
+        counters |= {"global_step": global_step, "extra_resets": extra_resets, "is_finished": is_finished}
+        save_checkpoint(folder, writer, parts, counters)
+        if args.save_model:
+            save_model(folder, agent, args)
+    with suppress(OSError):  # of which log_metrics has told
+        writer.close()
     for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         signal.signal(signum, handler)  # nothing is left to lose: a stop signal ends a transfer that hangs
     if args.track:
         wandb.finish()
-    if args.upload_model and not stop_signals:
+    if args.upload_model and is_finished:
         upload_model(folder, args, metrics)
+    lock.close()
     print(f"run folder: {folder}\nnext: tensorboard --logdir runs")
-    if args.save_model:
+    if (folder / "model.pt").exists():
         print(f"      python {Path(__file__).name} --evaluate {folder} --eval-episodes {args.eval_episodes} --capture-video")
-    if stop_signals:
+    if not is_finished:
+        print(f"      python {Path(__file__).name} --resume {folder}")
+    if failure:
+        print(f"error: {failure}", file=sys.stderr)
+        raise SystemExit(1)
+    if not is_finished:
+        print(f"stopped by signal {stop_signals[0]} at step {global_step:,}")
         raise SystemExit(128 + stop_signals[0])
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    main(parse_args())

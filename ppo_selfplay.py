@@ -8,6 +8,7 @@ follows ML-Agents' ghost trainer: the learner plays past selves, each a snapshot
     python ppo_selfplay.py --env-id pursuit
     python ppo_selfplay.py --env-id mpe2.simple_push_v3 --env-kwargs '{"continuous_actions": true}' --num-games 16
     python ppo_selfplay.py --evaluate runs/FOLDER --against charge
+    python ppo_selfplay.py --resume runs/FOLDER
 
 What differs from that reference, and why:
 - Each of many parallel games has its own opponents, drawn when it begins and kept until it ends; all act in one batched forward
@@ -20,8 +21,11 @@ What differs from that reference, and why:
 - When the turn passes to another role all games begin anew, and the role whose turn ended leaves a snapshot of its last self.
 - Discrete and MultiDiscrete actions, with masks of legal ones: one categorical distribution a branch, their log-probabilities
   summed. There is no host of one network for all roles: each role has its own policy, optimiser, pool and rating.
+- At a checkpoint all games and all random streams begin anew, by seeds of that step: a run that was killed and resumed equals,
+  bit for bit on the CPU, the one that was not.
 """
 
+import io
 import itertools
 import json
 import math
@@ -32,12 +36,15 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+import traceback
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TextIO
 
 import numpy as np
 import torch
@@ -50,7 +57,7 @@ from tqdm import tqdm
 from utils.cross_play import CrossPlay, Player, cross_play, pairs_with_others, play_pairs, record_video, scripted_players
 from utils.elo import score_interval
 from utils.snapshot_pool import Matches, SnapshotPool, swap_steps_of
-from utils.team_env import Team, TeamEnv, legal_actions, make_team_env
+from utils.team_env import TaskError, Team, TeamEnv, legal_actions, make_team_env
 
 # === Arguments ========================================================================================================
 
@@ -92,6 +99,10 @@ class Args:
     """do not train: play the snapshots of this run folder against each other, or its last policy --against another"""
     against: str | None = None
     """the opponent for --evaluate: another run folder, or the name of a scripted player"""
+    checkpoint_freq: int = 500_000
+    """game steps between two checkpoints, at which all games begin anew; 0 writes one only at the end"""
+    resume: Path | None = None
+    """go on with the run of this folder, from its last checkpoint and with its arguments"""
 
     # --- environment ---
     env_id: str = "sumo"
@@ -192,7 +203,8 @@ def check_args(args: Args) -> None:
     limits: list[tuple[float, float, str]] = [
         (0, 1, "gamma gae_lambda play_against_latest_model_ratio"),
         (1, 1e12, "eval_games num_games total_timesteps num_steps num_minibatches update_epochs save_steps team_change"),
-        (0, 1e12, "eval_freq cross_play_games swap_steps learning_rate clip_coef ent_coef vf_coef max_grad_norm target_kl"),
+        (0, 1e12, "eval_freq checkpoint_freq cross_play_games swap_steps learning_rate clip_coef ent_coef vf_coef"),
+        (0, 1e12, "max_grad_norm target_kl"),
         (1, 10_000, "window cross_play_snapshots"),
         (1e-9, 1e12, "swaps_per_turn"),
         (0, 2**31, "seed"),
@@ -224,6 +236,26 @@ def check_args(args: Args) -> None:
             fail(f"--track cannot log in to W&B: {' '.join(str(error).split())}")
         if not is_logged_in:
             fail("--track takes a W&B account: log in with `wandb login`, or set WANDB_MODE=offline")
+
+
+MAY_CHANGE = ("total_timesteps", "cuda", "track", "wandb_project_name", "wandb_entity")  # in a run that is resumed
+
+
+def parse_args(argv: list[str] | None = None) -> Args:
+    """The command line's arguments; with --resume they are those of the run, and the command line may not contradict them."""
+    args = tyro.cli(Args, args=argv)
+    if args.resume is None:
+        return args
+    try:
+        run_args = Args(**json.loads((args.resume / "args.json").read_text()) | {"resume": args.resume})
+    except (OSError, ValueError, TypeError) as error:
+        fail(f"--resume takes a run folder with the args.json of this script, and {args.resume} has none ({error})")
+    args = tyro.cli(Args, args=argv, default=run_args)
+    for name, value in vars(run_args).items():
+        if getattr(args, name) != value and name not in MAY_CHANGE:
+            flag = f"--{name.replace('_', '-')}"
+            fail(f"{flag} takes the run's own value with --resume: it is {value} there, and {getattr(args, name)} was given")
+    return args
 
 
 # === Environments =====================================================================================================
@@ -583,6 +615,11 @@ def evaluate_run(args: Args) -> None:
 # === Run folder and model file ========================================================================================
 
 
+VERSIONS = {"torch": str(torch.__version__), "numpy": np.__version__}
+# What comes of files that are missing, cut off, foreign or of another network.
+UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, TypeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile)
+
+
 def make_run_folder(args: Args) -> Path:
     """A new folder for all that the run writes; a counter tells apart runs that start in the same second."""
     name = re.sub(r"[^\w.-]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
@@ -592,15 +629,43 @@ def make_run_folder(args: Args) -> Path:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
-        (folder / "args.json").write_text(json.dumps(asdict(args), indent=2) + "\n")
+        except OSError as error:
+            fail(f"the run folder cannot be made: {error}")
         return folder
     raise AssertionError("unreachable")
 
 
+def lock_folder(folder: Path) -> TextIO:
+    """Keeps other processes from the same run, until the file that it returns is closed or the process ends."""
+    lock = (folder / "lock").open("w")
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(f"--resume takes a run that is not running, and {folder} is")
+    return lock
+
+
+def write_file(path: Path, contents: bytes) -> None:
+    """Replaces a file as a whole: after a kill or a power cut there is the old one or the new one, and no half of one."""
+    new = path.with_name(path.name + ".new")
+    with new.open("wb") as file:
+        file.write(contents)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
 def log_metrics(writer: SummaryWriter, metrics: dict[str, float], global_step: int, args: Args) -> None:
-    """One point of every metric, in TensorBoard and, with --track, in W&B."""
-    for name, value in metrics.items():
-        writer.add_scalar(name, value, global_step)
+    """One point of every metric, in TensorBoard and, with --track, in W&B. A full disk costs points, and not the run."""
+    try:
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, global_step)
+    except OSError as error:
+        print(f"warning: points of step {global_step:,} are not in TensorBoard: {error}", file=sys.stderr)
+        writer.file_writer = writer.all_writers = None  # its thread is gone: the next points go to a new file
     if args.track:
         import wandb
 
@@ -608,13 +673,16 @@ def log_metrics(writer: SummaryWriter, metrics: dict[str, float], global_step: i
 
 
 def save_model(folder: Path, agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPool], args: Args) -> None:
-    """Writes model.pt: agents, snapshots, and what is needed to build them again. A kill leaves no half a file."""
-    versions = {"torch": str(torch.__version__), "numpy": np.__version__}
+    """Writes model.pt: agents, snapshots, and what is needed to build them again. Warns if it cannot."""
     states = {behavior: agent.state_dict() for behavior, agent in agents.items()}
-    snapshots = {behavior: pool.state() for behavior, pool in pools.items()}
-    model = {"agents": states, "snapshots": snapshots, "args": asdict(args), "versions": versions}
-    torch.save(model, folder / "model.pt.new")
-    os.replace(folder / "model.pt.new", folder / "model.pt")
+    snapshots = {behavior: pool.state_dict() for behavior, pool in pools.items()}
+    model = {"agents": states, "snapshots": snapshots, "args": asdict(args) | {"resume": None}, "versions": VERSIONS}
+    contents = io.BytesIO()
+    torch.save(model, contents)
+    try:
+        write_file(folder / "model.pt", contents.getvalue())
+    except OSError as error:
+        print(f"warning: no model.pt: {error}", file=sys.stderr)
 
 
 def load_model(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, SnapshotPool], Args]:
@@ -628,8 +696,8 @@ def load_model(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Sna
         pools = {behavior: make_pool(args, np.random.default_rng()) for behavior in agents}
         for behavior, agent in agents.items():
             agent.load_state_dict(model["agents"][behavior])
-            pools[behavior].load_state(model["snapshots"][behavior])
-    except (OSError, EOFError, RuntimeError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
+            pools[behavior].load_state_dict(model["snapshots"][behavior])
+    except UNREADABLE as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         fail(f"--{flag} takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
     return agents, pools, args
@@ -638,6 +706,90 @@ def load_model(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Sna
 def make_pool(args: Args, rng: np.random.Generator) -> SnapshotPool:
     """The pool of one behaviour."""
     return SnapshotPool(args.window, args.play_against_latest_model_ratio, args.opponent_sampling, rng)
+
+
+# === Checkpoints ======================================================================================================
+
+CHECKPOINT_FORMAT = 1  # of the files; goes up when older ones cannot be read any more
+
+
+def check_finite(quantities: Mapping[str, Sequence[float] | np.ndarray], global_step: int, stride: int = 1) -> None:
+    """Raises FloatingPointError if one of these quantities (n, ...) is not finite; row i is of the step (i + 1) * stride on."""
+    for name, values in quantities.items():
+        is_finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+        if not is_finite.all():
+            step = global_step + (int(is_finite.argmin()) + 1) * stride
+            raise FloatingPointError(f"{name} is not a finite number at step {step:,}")
+
+
+def seed_streams(seed: int, global_step: int) -> int:
+    """Seeds all random streams by the run's seed and the step, so that no state of theirs is to be saved; returns the seed."""
+    step_seed = int(np.random.SeedSequence((seed, global_step)).generate_state(1)[0]) // 2  # below 2^31
+    random.seed(step_seed)
+    np.random.seed(step_seed)
+    torch.manual_seed(step_seed)
+    return step_seed
+
+
+def begin_anew(env: TeamEnv, matches: Matches, seed: int, global_step: int) -> list[np.ndarray]:
+    """Begins all games with opponents drawn anew, all by a seed of this step; returns each team's first observations."""
+    step_seed = seed_streams(seed, global_step)
+    matches.begin_anew(step_seed)
+    return env.reset(step_seed)
+
+
+def save_checkpoint(folder: Path, writer: SummaryWriter, parts: Mapping[str, Any], counters: Mapping[str, Any]) -> bool:
+    """Writes the state dicts of all parts and the counters to checkpoint.pt; the one before stays as checkpoint.previous.pt.
+
+    A failure to write costs a warning; returns whether it is written.
+    """
+    try:
+        writer.flush()
+        state = {name: part.state_dict() for name, part in parts.items()} | dict(counters)
+        state["events"] = {path.name: path.stat().st_size for path in folder.glob("events.*")}
+        contents = io.BytesIO()
+        torch.save(state | {"format": CHECKPOINT_FORMAT, "versions": VERSIONS}, contents)
+        write_file(folder / "checkpoint.next.pt", contents.getvalue())
+        if (folder / "checkpoint.pt").exists():
+            os.replace(folder / "checkpoint.pt", folder / "checkpoint.previous.pt")
+        os.replace(folder / "checkpoint.next.pt", folder / "checkpoint.pt")
+        return True
+    except OSError as error:
+        at_step = f"at step {counters['global_step']:,}"
+        print(f"warning: no checkpoint {at_step}, and the one before stays: {error}", file=sys.stderr)
+        return False
+
+
+def load_checkpoint(folder: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Loads the newest whole checkpoint into the parts, and returns its counters; runs no code from the file.
+
+    Cuts off what was logged after it, so that no point is there twice.
+    """
+    reasons = []
+    for path in (folder / "checkpoint.pt", folder / "checkpoint.previous.pt"):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if archive.testzip() is not None:  # PyTorch itself does not look at the checksums
+                    raise ValueError("wrong checksum")
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            if state["format"] != CHECKPOINT_FORMAT:
+                raise ValueError(f"it has format {state['format']}, and this script reads {CHECKPOINT_FORMAT}")
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+        except UNREADABLE as error:
+            reasons.append(f"{path.name}: {type(error).__name__}: {error}".splitlines()[0])
+            continue
+        if reasons:
+            print(f"warning: going on from {path.name}, for the newer one is not whole ({reasons[0]})", file=sys.stderr)
+        if state["versions"] != VERSIONS:
+            print(f"warning: the run was begun with {state['versions']} and goes on with {VERSIONS}", file=sys.stderr)
+        for events in folder.glob("events.*"):
+            if events.name in state["events"]:
+                os.truncate(events, state["events"][events.name])
+            else:
+                events.unlink()
+        return state
+    fail(f"--resume takes a run folder with a whole checkpoint of this script, and {folder} has none ({'; '.join(reasons)})")
 
 
 # === Main =============================================================================================================
@@ -665,13 +817,8 @@ def main(args: Args) -> None:
     stop_signals: list[int] = []
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda signum, _: stop_signals.append(signum))
-    folder = make_run_folder(args)
-    if args.track:
-        import wandb
-
-        project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
-        wandb.init(project=project, entity=entity, name=folder.name, dir=folder.resolve(), config=config)
-    writer = SummaryWriter(str(folder))
+    folder = args.resume or make_run_folder(args)
+    lock = lock_folder(folder)
     total_steps = args.num_iterations * args.batch_size
     print(f"{args.exp_name}: {args.env_id}, seed {args.seed}, {total_steps:,} steps on {device}, run folder {folder}")
     if total_steps != args.total_timesteps:
@@ -685,7 +832,6 @@ def main(args: Args) -> None:
     }
     rng = np.random.default_rng(args.seed)
     pools = {behavior: make_pool(args, rng) for behavior in behaviors}
-    learner_steps, turn_started = dict.fromkeys(behaviors, 0), 0
     for behavior, pool in pools.items():
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
     swap_steps = args.swap_steps
@@ -697,152 +843,218 @@ def main(args: Args) -> None:
         turn, others = f"--team-change {args.team_change:,}", ", ".join(behaviors[1:])
         print(f"warning: {turn} exceeds the run's {run_steps:,} learner's steps, so {others} will not learn", file=sys.stderr)
 
+    # --- resume ---
+    parts: dict[str, Any] = {f"{behavior}_agent": agent for behavior, agent in agents.items()}
+    parts |= {f"{behavior}_optimizer": optimizer for behavior, optimizer in optimizers.items()}
+    parts |= {f"{behavior}_pool": pool for behavior, pool in pools.items()} | {"matches": matches}
+    counters: dict[str, Any] = {"global_step": 0, "learner_steps": dict.fromkeys(behaviors, 0), "turn_started": 0}
+    counters |= {"cross_play": None, "extra_resets": [], "is_finished": False}
+    if args.resume is not None:
+        counters = {name: value for name, value in load_checkpoint(folder, parts).items() if name in counters}
+        if counters["is_finished"] and counters["global_step"] >= total_steps:
+            fail(f"--resume takes a run that has not finished, or more --total-timesteps than the {total_steps:,} of {folder}")
+        print(f"going on from step {counters['global_step']:,}")
+    try:
+        write_file(folder / "args.json", json.dumps(asdict(args) | {"resume": None}, indent=2).encode())
+    except OSError as error:
+        fail(f"the run folder cannot be written: {error}")
+    if args.track:
+        import wandb
+
+        project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
+        wandb.init(project=project, entity=entity, id=folder.name, resume="allow", dir=folder.resolve(), config=config)
+    writer = SummaryWriter(str(folder))
+
     # --- loop ---
-    obs = env.reset(args.seed)
-    games_length = np.zeros(args.num_games)
-    discounted_return = np.zeros(args.num_games * len(env.teams[matches.sides[0]].agents))
-    global_step, status = 0, ""
-    progress = tqdm(total=total_steps, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
-    log_step, line_step, log_time, line_time = 0, 0, time.time(), time.time()
-    for iteration in range(1, args.num_iterations + 1):
-        learner = matches.learner
-        agent, optimizer, team = agents[learner], optimizers[learner], env.teams[matches.sides[0]]
-        if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - (iteration - 1) / args.num_iterations)
+    global_step, status = counters["global_step"], ""
+    learner_steps, turn_started = counters["learner_steps"], counters["turn_started"]
+    progress = tqdm(total=total_steps, initial=global_step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
+    log_step, line_step, log_time, line_time = global_step, global_step, time.time(), time.time()
+    begins_anew, is_finished, failure, is_sound = True, False, "", True
+    try:
+        for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
+            learner = matches.learner
+            agent, optimizer, team = agents[learner], optimizers[learner], env.teams[matches.sides[0]]
+            if begins_anew:  # at the start, after each checkpoint and each change of team
+                obs = begin_anew(env, matches, args.seed, global_step)
+                games_length = np.zeros(args.num_games)
+                discounted_return = np.zeros(args.num_games * len(team.agents))
+                begins_anew = False
+            if args.anneal_lr:
+                optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - (iteration - 1) / args.num_iterations)
 
-        # storage: a row for each of the learner's agents in each game
-        shape = (args.num_steps, args.num_games * len(team.agents))
-        observations = np.zeros((*shape, team.obs_dim), dtype=np.float32)
-        final_observations, masks = np.zeros_like(observations), np.zeros((*shape, sum(team.branches)), dtype=bool)
-        actions = np.zeros((*shape, team.action_dim), dtype=np.int64 if team.branches else np.float32)
-        rewards, discounted_returns = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
-        terminations, dones, valid = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+            # storage: a row for each of the learner's agents in each game
+            shape = (args.num_steps, args.num_games * len(team.agents))
+            observations = np.zeros((*shape, team.obs_dim), dtype=np.float32)
+            final_observations, masks = np.zeros_like(observations), np.zeros((*shape, sum(team.branches)), dtype=bool)
+            actions = np.zeros((*shape, team.action_dim), dtype=np.int64 if team.branches else np.float32)
+            rewards, discounted_returns = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
+            terminations, dones, valid = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
 
-        noise = agent.noise(math.prod(shape)).unflatten(0, shape)
-        finished_lengths = []
-        for step in range(args.num_steps):
-            # act and step
-            observations[step], valid[step] = matches.of_learner(obs), matches.of_learner(env.alive)
-            masks[step] = matches.of_learner([legal_actions(env, t) for t in range(len(env.teams))])
-            actions[step] = agent.act(observations[step], masks[step], noise[step])
-            result = env.step(matches.all_actions(env, agents, obs, actions[step]))
-            final_observations[step], rewards[step] = matches.of_learner(result.final_obs), matches.of_learner(result.rewards)
-            terminations[step] = matches.of_learner(result.terminations)
-            dones[step] = terminations[step] | matches.of_learner(result.truncations)
-            obs = result.obs
+            noise = agent.noise(math.prod(shape)).unflatten(0, shape)
+            finished_lengths = []
+            for step in range(args.num_steps):
+                # act and step
+                observations[step], valid[step] = matches.of_learner(obs), matches.of_learner(env.alive)
+                masks[step] = matches.of_learner([legal_actions(env, t) for t in range(len(env.teams))])
+                actions[step] = agent.act(observations[step], masks[step], noise[step])
+                global_step += args.num_games
+                result = env.step(matches.all_actions(env, agents, obs, actions[step]))
+                final_observations[step], rewards[step] = (
+                    matches.of_learner(result.final_obs),
+                    matches.of_learner(result.rewards),
+                )
+                terminations[step] = matches.of_learner(result.terminations)
+                dones[step] = terminations[step] | matches.of_learner(result.truncations)
+                obs = result.obs
 
-            # record, rate, next opponents
-            discounted_returns[step] = discounted_return = args.gamma * discounted_return + rewards[step]
-            discounted_return[dones[step]] = 0.0
-            games_length += 1
-            for game in result.over.nonzero()[0]:
-                finished_lengths.append(games_length[game])
-                games_length[game] = 0.0
-                matches.finish(int(game), result.scores[game])
-        global_step += args.batch_size
-        learner_steps[learner] += int(valid.sum())
+                # record, rate, next opponents
+                discounted_returns[step] = discounted_return = args.gamma * discounted_return + rewards[step]
+                discounted_return[dones[step]] = 0.0
+                games_length += 1
+                for game in result.over.nonzero()[0]:
+                    finished_lengths.append(games_length[game])
+                    games_length[game] = 0.0
+                    matches.finish(int(game), result.scores[game])
+            both = np.concatenate([observations, final_observations], axis=-1)
+            check_finite({"observation": both, "reward": rewards}, global_step - args.batch_size, args.num_games)
+            learner_steps[learner] += int(valid.sum())
 
-        # store: log-probabilities as the policy acted; statistics that have seen the rollout; values under these
-        to_device = partial(torch.as_tensor, device=device)
-        with torch.no_grad():
-            raw_obs, b_masks, b_actions, mask = map(to_device, (observations, masks, actions, valid))
-            log_prob = agent.actor.log_prob(agent(raw_obs), b_masks, b_actions)
-            if valid.any():
-                agent.obs_rms.update(raw_obs[mask])
-                agent.return_rms.update(to_device(discounted_returns)[mask])
-            b_obs = agent.normalize(raw_obs)
-            values = agent.critic(b_obs).squeeze(-1).cpu()
-            next_values = agent.critic(agent.normalize(to_device(final_observations))).squeeze(-1).cpu()
-            scaled_rewards = agent.scale_reward(to_device(rewards)).cpu()
-        terminated, done = torch.as_tensor(terminations).float(), torch.as_tensor(dones).float()
-        advantages = compute_gae(scaled_rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
-        returns = advantages + values
-        batch = [x.to(device)[mask] for x in (b_obs, b_masks, b_actions, log_prob, advantages, returns, values)]
+            # store: log-probabilities as the policy acted; statistics that have seen the rollout; values under these
+            to_device = partial(torch.as_tensor, device=device)
+            with torch.no_grad():
+                raw_obs, b_masks, b_actions, mask = map(to_device, (observations, masks, actions, valid))
+                log_prob = agent.actor.log_prob(agent(raw_obs), b_masks, b_actions)
+                if valid.any():
+                    agent.obs_rms.update(raw_obs[mask])
+                    agent.return_rms.update(to_device(discounted_returns)[mask])
+                b_obs = agent.normalize(raw_obs)
+                values = agent.critic(b_obs).squeeze(-1).cpu()
+                next_values = agent.critic(agent.normalize(to_device(final_observations))).squeeze(-1).cpu()
+                scaled_rewards = agent.scale_reward(to_device(rewards)).cpu()
+            terminated, done = torch.as_tensor(terminations).float(), torch.as_tensor(dones).float()
+            advantages = compute_gae(scaled_rewards, values, next_values, terminated, done, args.gamma, args.gae_lambda)
+            returns = advantages + values
+            batch = [x.to(device)[mask] for x in (b_obs, b_masks, b_actions, log_prob, advantages, returns, values)]
 
-        # update
-        update_metrics: list[Metrics] = []
-        num_minibatches = min(args.num_minibatches, len(batch[0]) // 2)  # where agents have left, there are fewer rows
-        for _ in range(args.update_epochs if num_minibatches else 0):
-            permutation = torch.randperm(len(batch[0]), device=device)
-            minibatches = zip(*(x[permutation].tensor_split(num_minibatches) for x in batch), strict=True)
-            epoch_metrics = [update(agent, optimizer, minibatch, args) for minibatch in minibatches]
-            update_metrics += epoch_metrics
-            approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
-            if args.target_kl is not None and approx_kl > args.target_kl:
-                break
+            # update
+            update_metrics: list[Metrics] = []
+            num_minibatches = min(args.num_minibatches, len(batch[0]) // 2)  # where agents have left, there are fewer rows
+            for _ in range(args.update_epochs if num_minibatches else 0):
+                permutation = torch.randperm(len(batch[0]), device=device)
+                minibatches = zip(*(x[permutation].tensor_split(num_minibatches) for x in batch), strict=True)
+                epoch_metrics = [update(agent, optimizer, minibatch, args) for minibatch in minibatches]
+                update_metrics += epoch_metrics
+                approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
+                if args.target_kl is not None and approx_kl > args.target_kl:
+                    break
 
-        # snapshot, change team
-        if learner_steps[learner] - pools[learner].latest.step >= args.save_steps:
-            pools[learner].add(agent.acting_weights(), learner_steps[learner], matches.rating)
-        if len(behaviors) > 1 and learner_steps[learner] - turn_started >= args.team_change:
-            if learner_steps[learner] > pools[learner].latest.step:
+            # snapshot, change team
+            if learner_steps[learner] - pools[learner].latest.step >= args.save_steps:
                 pools[learner].add(agent.acting_weights(), learner_steps[learner], matches.rating)
-            matches.give_turn(behaviors[(behaviors.index(learner) + 1) % len(behaviors)])
-            turn_started = learner_steps[matches.learner]
-            obs, games_length = env.reset(args.seed + global_step), np.zeros(args.num_games)
-            discounted_return = np.zeros(args.num_games * len(env.teams[matches.sides[0]].agents))
+            if len(behaviors) > 1 and learner_steps[learner] - turn_started >= args.team_change:
+                if learner_steps[learner] > pools[learner].latest.step:
+                    pools[learner].add(agent.acting_weights(), learner_steps[learner], matches.rating)
+                matches.give_turn(behaviors[(behaviors.index(learner) + 1) % len(behaviors)])
+                turn_started = learner_steps[matches.learner]
+                begins_anew = True
 
-        # log
-        metrics = matches.metrics()
-        if update_metrics:
-            metrics |= {name: torch.stack([m[name] for m in update_metrics]).mean().item() for name in update_metrics[0]}
-            b_returns, b_values = batch[-2:]
-            metrics["losses/explained_variance"] = 1.0 - ((b_returns - b_values).var() / b_returns.var()).item()
-        metrics["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        metrics["charts/SPS"] = (global_step - log_step) / (time.time() - log_time)
-        metrics["charts/learner"] = float(behaviors.index(learner))
-        if finished_lengths:
-            metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
-            matches.warn_of_short_swaps(metrics["charts/episodic_length"])
+            # log
+            metrics = matches.metrics()
+            if update_metrics:
+                metrics |= {name: torch.stack([m[name] for m in update_metrics]).mean().item() for name in update_metrics[0]}
+                check_finite({name: [value] for name, value in metrics.items()}, global_step - 1)
+                b_returns, b_values = batch[-2:]
+                metrics["losses/explained_variance"] = 1.0 - ((b_returns - b_values).var() / b_returns.var()).item()
+            metrics["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+            metrics["charts/SPS"] = (global_step - log_step) / (time.time() - log_time)
+            metrics["charts/learner"] = float(behaviors.index(learner))
+            if finished_lengths:
+                metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
+                matches.warn_of_short_swaps(metrics["charts/episodic_length"])
 
-        # evaluate and report
-        if args.eval_freq and global_step % args.eval_freq < args.batch_size and global_step < total_steps:
-            metrics |= evaluate(agents, args, folder)
-            status = ", " + describe(metrics)
-        log_metrics(writer, metrics, global_step, args)
-        progress.update(args.batch_size)
-        ratings = ", ".join(f"{behavior} {matches.rating_of(behavior):.0f}" for behavior in behaviors)
-        progress.set_postfix_str(f"rating {ratings}{status}", refresh=False)
-        log_step, log_time = global_step, time.time()
-        if progress.disable and log_time - line_time > 30:
-            steps_per_second = (global_step - line_step) / (log_time - line_time)
-            speed = f"step {global_step:,} of {total_steps:,}, {steps_per_second:,.0f} steps/s"
-            print(f"{speed}, rating {ratings}{status}", flush=True)
-            line_step, line_time = global_step, log_time
-        if stop_signals:
-            break
+            # evaluate and report
+            if args.eval_freq and global_step % args.eval_freq < args.batch_size and global_step < total_steps:
+                metrics |= evaluate(agents, args, folder)
+                status = ", " + describe(metrics)
+            log_metrics(writer, metrics, global_step, args)
+            progress.update(args.batch_size)
+            ratings = ", ".join(f"{behavior} {matches.rating_of(behavior):.0f}" for behavior in behaviors)
+            progress.set_postfix_str(f"rating {ratings}{status}", refresh=False)
+            log_step, log_time = global_step, time.time()
+            if progress.disable and log_time - line_time > 30:
+                steps_per_second = (global_step - line_step) / (log_time - line_time)
+                speed = f"step {global_step:,} of {total_steps:,}, {steps_per_second:,.0f} steps/s"
+                print(f"{speed}, rating {ratings}{status}", flush=True)
+                line_step, line_time = global_step, log_time
 
-    # --- end: save, evaluate, say what to do next ---
+            # checkpoint
+            if args.checkpoint_freq and global_step % args.checkpoint_freq < args.batch_size:
+                counters |= {"global_step": global_step, "turn_started": turn_started}
+                save_checkpoint(folder, writer, parts, counters)
+                begins_anew = True
+            if stop_signals:
+                break
+        if not stop_signals:
+            for (
+                behavior,
+                pool,
+            ) in pools.items():  # the last snapshot is the final policy, in the place of one that is nearly as new
+                if learner_steps[behavior] > pool.latest.step:
+                    if pool.latest.step > max(0, learner_steps[behavior] - args.save_steps / 2):
+                        pool.snapshots.pop()
+                    pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
+            metrics = evaluate(agents, args, folder, args.capture_video)
+            log_metrics(writer, metrics, global_step, args)
+            print(describe(metrics))
+            if args.cross_play_games:
+                table = cross_play_table(agents, pools, args)
+                counters["cross_play"] = {"players": table.labels, "scores": torch.as_tensor(table.scores)}
+                table.report(folder)
+                writer.add_figure("selfplay/cross_play", table.heat_map(), global_step)
+            is_finished = True
+    except TaskError as error:
+        traceback.print_exception(error)
+        failure = f"--env-id {args.env_id} failed at step {global_step:,}: {error}"
+        global_step -= global_step % args.batch_size  # what there is of a rollout is lost
+    except FloatingPointError as error:
+        failure, is_sound = str(error), False  # the last checkpoint is the last good state
+
+    # --- end: save, say what to do next ---
     progress.close()
     env.close()
-    for behavior, pool in pools.items():  # the last snapshot is the final policy, in the place of one that is nearly as new
-        if learner_steps[behavior] > pool.latest.step:
-            if pool.latest.step > max(0, learner_steps[behavior] - args.save_steps / 2):
-                pool.snapshots.pop()
-            pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
-    if args.save_model:
-        save_model(folder, agents, pools, args)
-    if stop_signals:
-        print(f"stopped by signal {stop_signals[0]} at step {global_step:,}")
-    else:
-        metrics = evaluate(agents, args, folder, args.capture_video)
-        log_metrics(writer, metrics, global_step, args)
-        print(describe(metrics))
-        if args.cross_play_games:
-            table = cross_play_table(agents, pools, args)
-            table.report(folder)
-            writer.add_figure("selfplay/cross_play", table.heat_map(), global_step)
-    writer.close()
+    if is_sound:
+        extra_resets = counters["extra_resets"] + ([] if begins_anew else [global_step])
+        counters |= {
+            "global_step": global_step,
+            "turn_started": turn_started,
+            "extra_resets": extra_resets,
+            "is_finished": is_finished,
+        }
+        save_checkpoint(folder, writer, parts, counters)
+        if args.save_model:
+            save_model(folder, agents, pools, args)
+    with suppress(OSError):  # of which log_metrics has told
+        writer.close()
+    for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        signal.signal(signum, handler)  # nothing is left to lose: a stop signal ends a transfer that hangs
     if args.track:
         wandb.finish()
+    lock.close()
     print(f"run folder: {folder}\nnext: tensorboard --logdir runs")
-    if args.save_model:
+    if (folder / "model.pt").exists():
         print(
             f"      python {Path(__file__).name} --evaluate {folder} --against {scripted_players(env)[-1].name} --capture-video"
         )
-    if stop_signals:
+    if not is_finished:
+        print(f"      python {Path(__file__).name} --resume {folder}")
+    if failure:
+        print(f"error: {failure}", file=sys.stderr)
+        raise SystemExit(1)
+    if not is_finished:
+        print(f"stopped by signal {stop_signals[0]} at step {global_step:,}")
         raise SystemExit(128 + stop_signals[0])
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    main(parse_args())

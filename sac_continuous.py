@@ -7,6 +7,7 @@ Algorithm 1): a state value with a target copy takes the place of the target cri
 
     python sac_continuous.py --env-id HalfCheetah-v5
     python sac_continuous.py --evaluate runs/FOLDER --capture-video
+    python sac_continuous.py --resume runs/FOLDER
 
 What differs from the reference (CleanRL's `sac_continuous_action.py`), and why:
 - Time limits are never stored as terminations, and no reset is stored as a transition, whatever the autoreset mode.
@@ -16,9 +17,12 @@ What differs from the reference (CleanRL's `sac_continuous_action.py`), and why:
 - A transition is one row of the replay buffer, so that a minibatch is one gather.
 - The policy acts in [-1, 1] and is rescaled to the bounds of the task, so that the target entropy means the same in every unit.
 - Learning rate 1e-3 for all three optimisers, the actor updated with every critic update: what the published evidence favours.
+- At a checkpoint all environments are reset and all random streams begin anew, by seeds of that step: a run that was killed and
+  resumed equals, bit for bit on the CPU, the one that was not.
 """
 
 import copy
+import io
 import itertools
 import json
 import math
@@ -31,13 +35,16 @@ import shlex
 import signal
 import sys
 import time
+import traceback
 import warnings
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn, TextIO
 
 import gymnasium as gym
 import numpy as np
@@ -87,6 +94,10 @@ class Args:
     """episodes of an evaluation"""
     evaluate: Path | None = None
     """do not train: load the model of this run folder, and print the returns of --eval-episodes episodes"""
+    checkpoint_freq: int = 20_000
+    """environment steps between two checkpoints, at which all environments are reset; 0 writes one only at the end"""
+    resume: Path | None = None
+    """go on with the run of this folder, from its last checkpoint and with its arguments"""
 
     # --- environment ---
     env_id: str = "HalfCheetah-v5"
@@ -152,7 +163,7 @@ def check_args(args: Args) -> None:
     limits: list[tuple[float, float, str]] = [
         (0, 1, "gamma tau"),
         (1, 1e12, "eval_episodes num_envs total_timesteps batch_size policy_frequency target_network_frequency log_freq"),
-        (0, 1e12, "eval_freq learning_starts updates_per_step policy_lr q_lr alpha_lr target_entropy_scale"),
+        (0, 1e12, "eval_freq checkpoint_freq learning_starts updates_per_step policy_lr q_lr alpha_lr target_entropy_scale"),
         (0, 2**31, "seed"),
         (1e-9, 1e9, "alpha"),
         (args.num_envs, 1e12, "buffer_size"),
@@ -190,18 +201,64 @@ def check_args(args: Args) -> None:
             fail(f"--upload-model takes an --hf-entity and --exp-name that the Hub allows: {' '.join(str(error).split())}")
 
 
+MAY_CHANGE = ("total_timesteps", "cuda", "track", "wandb_project_name", "wandb_entity")  # in a run that is resumed
+
+
+def parse_args(argv: list[str] | None = None) -> Args:
+    """The command line's arguments; with --resume they are those of the run, and the command line may not contradict them."""
+    args = tyro.cli(Args, args=argv)
+    if args.resume is None:
+        return args
+    try:
+        run_args = Args(**json.loads((args.resume / "args.json").read_text()) | {"resume": args.resume})
+    except (OSError, ValueError, TypeError) as error:
+        fail(f"--resume takes a run folder with the args.json of this script, and {args.resume} has none ({error})")
+    args = tyro.cli(Args, args=argv, default=run_args)
+    for name, value in vars(run_args).items():
+        if getattr(args, name) != value and name not in MAY_CHANGE:
+            flag = f"--{name.replace('_', '-')}"
+            fail(f"{flag} takes the run's own value with --resume: it is {value} there, and {getattr(args, name)} was given")
+    return args
+
+
 # === Environments =====================================================================================================
 
 
-def make_env(env_id: str, video_folder: Path | None = None, video_name: str = "") -> gym.Env:
-    """One environment with flat observations; records its first episode if there is a folder for it."""
+class TaskError(Exception):
+    """The task's own code raised something."""
+
+
+class NumberedEnv(gym.Wrapper):
+    """Says which of several environments it was that raised."""
+
+    def __init__(self, env: gym.Env, index: int) -> None:
+        super().__init__(env)
+        self.index = index
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Begins an episode."""
+        try:
+            return self.env.reset(**kwargs)
+        except Exception as error:
+            raise RuntimeError(f"environment {self.index} in reset: {type(error).__name__}: {error}") from error
+
+    def step(self, action: Any) -> Any:
+        """Plays a step."""
+        try:
+            return self.env.step(action)
+        except Exception as error:
+            raise RuntimeError(f"environment {self.index} in step: {type(error).__name__}: {error}") from error
+
+
+def make_env(env_id: str, index: int, video_folder: Path | None = None, video_name: str = "") -> gym.Env:
+    """The environment with this index, with flat observations; records its first episode if there is a folder for it."""
     env = gym.make(env_id) if video_folder is None else gym.make(env_id, render_mode="rgb_array")
     if video_folder is not None:
         warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
         env = gym.wrappers.RecordVideo(env, str(video_folder), lambda episode: episode == 0, name_prefix=video_name)
     if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)
-    return env
+    return NumberedEnv(env, index)
 
 
 def make_envs(
@@ -215,7 +272,7 @@ def make_envs(
         if vectorization == "native":
             envs = gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point")
         else:
-            env_fns = [partial(make_env, env_id, video_folder if i == 0 else None, video_name) for i in range(num_envs)]
+            env_fns = [partial(make_env, env_id, i, video_folder if i == 0 else None, video_name) for i in range(num_envs)]
             vector_class = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[vectorization]
             envs = vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
     except (gym.error.Error, ImportError, NotImplementedError) as error:
@@ -226,6 +283,14 @@ def make_envs(
     if not isinstance(action_space, gym.spaces.Box) or action_space.dtype.kind != "f" or not action_space.is_bounded():
         fail(f"--env-id takes a task whose actions are a Box with finite bounds, and those of {env_id} are {action_space}")
     return envs
+
+
+def reset_envs(envs: VectorEnv, **kwargs: Any) -> np.ndarray:
+    """Begins episodes, and returns their first observations (num_envs, obs_dim)."""
+    try:
+        return envs.reset(**kwargs)[0]
+    except Exception as error:
+        raise TaskError(str(error)) from error
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -240,14 +305,17 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     assert isinstance(space, gym.spaces.Box)
     unit_actions = actions.clip(-1.0, 1.0).reshape(envs.action_space.shape)
     env_actions = (space.low + 0.5 * (unit_actions + 1.0) * (space.high - space.low)).clip(space.low, space.high)
-    obs, rewards, terminations, truncations, infos = envs.step(env_actions)
+    try:
+        obs, rewards, terminations, truncations, infos = envs.step(env_actions)
+    except Exception as error:
+        raise TaskError(str(error)) from error
     final_obs, dones = obs, terminations | truncations
     if dones.any() and envs.metadata["autoreset_mode"] != AutoresetMode.NEXT_STEP:
         final_obs = obs.copy()
         if envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP:
             final_obs[dones] = np.stack(infos["final_obs"][dones])
         else:
-            obs, _ = envs.reset(options={"reset_mask": dones})
+            obs = reset_envs(envs, options={"reset_mask": dones})
     return obs, final_obs, rewards, terminations, truncations
 
 
@@ -373,10 +441,14 @@ class Agent(nn.Module):
 class ReplayBuffer:
     """The last `capacity` transitions, one row each, so that a minibatch is one gather."""
 
-    def __init__(self, capacity: int, obs_dim: int, action_dim: int, device: torch.device) -> None:
+    def __init__(self, capacity: int, obs_dim: int, action_dim: int, device: torch.device, folder: Path) -> None:
+        """Takes the number of rows, the widths of observations and actions, and the folder that checkpoints of it go to."""
         self.widths = [obs_dim, action_dim, 1, obs_dim, 1]
         self.data = torch.zeros((capacity, sum(self.widths)), device=device)
-        self.position = self.size = 0
+        self.total = 0  # transitions stored so far: the one with the number i is in row i % capacity
+        self.folder = folder
+        self.files: list[tuple[int, int]] = []  # of the newest checkpoint: the first number in each, and the one after its last
+        self.files_before: list[tuple[int, int]] = []  # of the one before
 
     def add(
         self, obs: np.ndarray, actions: np.ndarray, rewards: np.ndarray, final_obs: np.ndarray, terminations: np.ndarray
@@ -384,16 +456,45 @@ class ReplayBuffer:
         """Stores a batch: obs, final_obs (n, obs_dim), actions (n, action_dim), rewards, terminations (n,)."""
         columns = (obs, actions, rewards[:, None], final_obs, terminations[:, None])
         rows = torch.as_tensor(np.concatenate(columns, axis=1, dtype=np.float32), device=self.data.device)
-        capacity = len(self.data)
-        self.data[(self.position + torch.arange(len(rows), device=self.data.device)) % capacity] = rows
-        self.position = (self.position + len(rows)) % capacity
-        self.size = min(self.size + len(rows), capacity)
+        self.data[self.rows(self.total, self.total + len(rows))] = rows
+        self.total += len(rows)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """The rows of the transitions with these numbers."""
+        return torch.arange(start, stop, device=self.data.device) % len(self.data)
 
     def sample(self, batch_size: int) -> tuple[Tensor, ...]:
         """Uniformly with replacement: obs, actions, rewards (batch_size,), next_obs, terminations (batch_size,)."""
-        indices = torch.randint(self.size, (batch_size,), device=self.data.device)
+        indices = torch.randint(min(self.total, len(self.data)), (batch_size,), device=self.data.device)
         obs, actions, rewards, next_obs, terminations = self.data.index_select(0, indices).split(self.widths, dim=1)
         return obs, actions, rewards.squeeze(1), next_obs, terminations.squeeze(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Writes the transitions since the last call to a file of their own, and tells which files hold the buffer."""
+        oldest = self.total - len(self.data)
+        start = max(self.files[-1][1] if self.files else 0, oldest)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if start < self.total:
+            contents = io.BytesIO()
+            np.savez(contents, rows=self.data[self.rows(start, self.total)].cpu().numpy())
+            write_file(self.folder / f"{start}.npz", contents.getvalue())
+            self.files = [file for file in self.files if file[1] > oldest] + [(start, self.total)]
+        return {"total": self.total, "files": self.files}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Reads these files."""
+        for start, stop in state["files"]:
+            with np.load(self.folder / f"{start}.npz") as archive:
+                self.data[self.rows(start, stop)] = torch.as_tensor(archive["rows"], device=self.data.device)
+        self.total, self.files, self.files_before = state["total"], state["files"], state["files"]
+
+    def remove_old_files(self) -> None:
+        """Removes what neither the newest checkpoint, which is now whole, needs nor the one before it."""
+        needed = {f"{start}.npz" for start, _ in self.files + self.files_before}
+        for path in self.folder.iterdir():
+            if path.name not in needed:
+                path.unlink()
+        self.files_before = self.files
 
 
 # === Losses and update ================================================================================================
@@ -512,7 +613,7 @@ def evaluate(agent: Agent, args: Args, episodes: int, folder: Path, name: str) -
     """
     vectorization = "native" if args.vectorization == "native" else "sync"
     envs = make_envs(args.env_id, episodes, vectorization, folder / "videos" if args.capture_video else None, name)
-    obs, _ = envs.reset(seed=args.seed + 1_000_000)
+    obs = reset_envs(envs, seed=args.seed + 1_000_000)
     returns, lengths, running = np.zeros(episodes), np.zeros(episodes), np.ones(episodes, dtype=bool)
     while running.any():
         obs, _, rewards, terminations, truncations = step_envs(envs, agent.act(obs))
@@ -532,6 +633,11 @@ def describe(metrics: dict[str, float], episodes: int) -> str:
 # === Run folder and model file ========================================================================================
 
 
+VERSIONS = {"torch": str(torch.__version__), "gymnasium": gym.__version__, "numpy": np.__version__}
+# What comes of files that are missing, cut off, foreign or of another network.
+UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, TypeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile)
+
+
 def make_run_folder(args: Args) -> Path:
     """A new folder for all that the run writes; a counter tells apart runs that start in the same second."""
     name = re.sub(r"[^\w.-]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
@@ -541,15 +647,43 @@ def make_run_folder(args: Args) -> Path:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
-        (folder / "args.json").write_text(json.dumps(asdict(args), indent=2) + "\n")
+        except OSError as error:
+            fail(f"the run folder cannot be made: {error}")
         return folder
     raise AssertionError("unreachable")
 
 
+def lock_folder(folder: Path) -> TextIO:
+    """Keeps other processes from the same run, until the file that it returns is closed or the process ends."""
+    lock = (folder / "lock").open("w")
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(f"--resume takes a run that is not running, and {folder} is")
+    return lock
+
+
+def write_file(path: Path, contents: bytes) -> None:
+    """Replaces a file as a whole: after a kill or a power cut there is the old one or the new one, and no half of one."""
+    new = path.with_name(path.name + ".new")
+    with new.open("wb") as file:
+        file.write(contents)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
 def log_metrics(writer: SummaryWriter, metrics: dict[str, float], global_step: int, args: Args) -> None:
-    """One point of every metric, in TensorBoard and, with --track, in W&B."""
-    for name, value in metrics.items():
-        writer.add_scalar(name, value, global_step)
+    """One point of every metric, in TensorBoard and, with --track, in W&B. A full disk costs points, and not the run."""
+    try:
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, global_step)
+    except OSError as error:
+        print(f"warning: points of step {global_step:,} are not in TensorBoard: {error}", file=sys.stderr)
+        writer.file_writer = writer.all_writers = None  # its thread is gone: the next points go to a new file
     if args.track:
         import wandb
 
@@ -557,10 +691,13 @@ def log_metrics(writer: SummaryWriter, metrics: dict[str, float], global_step: i
 
 
 def save_model(folder: Path, agent: Agent, args: Args) -> None:
-    """Writes model.pt: the agent with its statistics, and what is needed to build it again. A kill leaves no half a file."""
-    versions = {"torch": str(torch.__version__), "gymnasium": gym.__version__, "numpy": np.__version__}
-    torch.save({"agent": agent.state_dict(), "args": asdict(args), "versions": versions}, folder / "model.pt.new")
-    os.replace(folder / "model.pt.new", folder / "model.pt")
+    """Writes model.pt: the agent with its statistics, and what is needed to build it again. Warns if it cannot."""
+    contents = io.BytesIO()
+    torch.save({"agent": agent.state_dict(), "args": asdict(args) | {"resume": None}, "versions": VERSIONS}, contents)
+    try:
+        write_file(folder / "model.pt", contents.getvalue())
+    except OSError as error:
+        print(f"warning: no model.pt: {error}", file=sys.stderr)
 
 
 def load_model(folder: Path) -> tuple[Agent, Args]:
@@ -572,7 +709,7 @@ def load_model(folder: Path) -> tuple[Agent, Args]:
         agent = Agent(envs, args)
         envs.close()
         agent.load_state_dict(model["agent"])
-    except (OSError, EOFError, RuntimeError, LookupError, TypeError, pickle.UnpicklingError) as error:
+    except UNREADABLE as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         fail(f"--evaluate takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
     return agent, args
@@ -612,6 +749,83 @@ def upload_model(folder: Path, args: Args, metrics: dict[str, float]) -> None:
         print(f"warning: --upload-model failed, and all is still in {folder}: {reason}", file=sys.stderr)
 
 
+# === Checkpoints ======================================================================================================
+
+CHECKPOINT_FORMAT = 1  # of the files; goes up when older ones cannot be read any more
+
+
+def check_finite(quantities: Mapping[str, Sequence[float] | np.ndarray], global_step: int, stride: int = 1) -> None:
+    """Raises FloatingPointError if one of these quantities (n, ...) is not finite; row i is of the step (i + 1) * stride on."""
+    for name, values in quantities.items():
+        is_finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+        if not is_finite.all():
+            step = global_step + (int(is_finite.argmin()) + 1) * stride
+            raise FloatingPointError(f"{name} is not a finite number at step {step:,}")
+
+
+def seed_streams(seed: int, global_step: int) -> int:
+    """Seeds all random streams by the run's seed and the step, so that no state of theirs is to be saved; returns the seed."""
+    step_seed = int(np.random.SeedSequence((seed, global_step)).generate_state(1)[0]) // 2  # below 2^31
+    random.seed(step_seed)
+    np.random.seed(step_seed)
+    torch.manual_seed(step_seed)
+    return step_seed
+
+
+def save_checkpoint(folder: Path, writer: SummaryWriter, parts: Mapping[str, Any], counters: Mapping[str, Any]) -> bool:
+    """Writes the state dicts of all parts and the counters to checkpoint.pt; the one before stays as checkpoint.previous.pt.
+
+    A failure to write costs a warning; returns whether it is written.
+    """
+    try:
+        writer.flush()
+        state = {name: part.state_dict() for name, part in parts.items()} | dict(counters)
+        state["events"] = {path.name: path.stat().st_size for path in folder.glob("events.*")}
+        contents = io.BytesIO()
+        torch.save(state | {"format": CHECKPOINT_FORMAT, "versions": VERSIONS}, contents)
+        write_file(folder / "checkpoint.next.pt", contents.getvalue())
+        if (folder / "checkpoint.pt").exists():
+            os.replace(folder / "checkpoint.pt", folder / "checkpoint.previous.pt")
+        os.replace(folder / "checkpoint.next.pt", folder / "checkpoint.pt")
+        return True
+    except OSError as error:
+        at_step = f"at step {counters['global_step']:,}"
+        print(f"warning: no checkpoint {at_step}, and the one before stays: {error}", file=sys.stderr)
+        return False
+
+
+def load_checkpoint(folder: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Loads the newest whole checkpoint into the parts, and returns its counters; runs no code from the file.
+
+    Cuts off what was logged after it, so that no point is there twice.
+    """
+    reasons = []
+    for path in (folder / "checkpoint.pt", folder / "checkpoint.previous.pt"):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if archive.testzip() is not None:  # PyTorch itself does not look at the checksums
+                    raise ValueError("wrong checksum")
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            if state["format"] != CHECKPOINT_FORMAT:
+                raise ValueError(f"it has format {state['format']}, and this script reads {CHECKPOINT_FORMAT}")
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+        except UNREADABLE as error:
+            reasons.append(f"{path.name}: {type(error).__name__}: {error}".splitlines()[0])
+            continue
+        if reasons:
+            print(f"warning: going on from {path.name}, for the newer one is not whole ({reasons[0]})", file=sys.stderr)
+        if state["versions"] != VERSIONS:
+            print(f"warning: the run was begun with {state['versions']} and goes on with {VERSIONS}", file=sys.stderr)
+        for events in folder.glob("events.*"):
+            if events.name in state["events"]:
+                os.truncate(events, state["events"][events.name])
+            else:
+                events.unlink()
+        return state
+    fail(f"--resume takes a run folder with a whole checkpoint of this script, and {folder} has none ({'; '.join(reasons)})")
+
+
 # === Main =============================================================================================================
 
 
@@ -640,13 +854,8 @@ def main(args: Args) -> None:
         signal.signal(signum, lambda signum, _: stop_signals.append(signum))
     envs = make_envs(args.env_id, args.num_envs, args.vectorization)
     next_step_reset = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
-    folder = make_run_folder(args)
-    if args.track:
-        import wandb
-
-        project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
-        wandb.init(project=project, entity=entity, name=folder.name, dir=folder.resolve(), config=config)
-    writer = SummaryWriter(str(folder))
+    folder = args.resume or make_run_folder(args)
+    lock = lock_folder(folder)
     total_steps = -(-args.total_timesteps // args.num_envs) * args.num_envs
     print(f"{args.exp_name}: {args.env_id}, seed {args.seed}, {total_steps:,} steps on {device}, run folder {folder}")
     if total_steps != args.total_timesteps:
@@ -662,102 +871,159 @@ def main(args: Args) -> None:
 
     # --- storage ---
     obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
-    buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim, device)
+    buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim, device, folder / "checkpoint.replay")
+
+    # --- resume ---
+    parts = {"agent": agent, "buffer": buffer} | {f"{name}_optimizer": optimizer for name, optimizer in optimizers.items()}
+    counters: dict[str, Any] = {"global_step": 0, "num_updates": 0, "extra_resets": [], "is_finished": False}
+    if args.resume is not None:
+        counters = {name: value for name, value in load_checkpoint(folder, parts).items() if name in counters}
+        if counters["is_finished"] and counters["global_step"] >= total_steps:
+            fail(f"--resume takes a run that has not finished, or more --total-timesteps than the {total_steps:,} of {folder}")
+        print(f"going on from step {counters['global_step']:,}")
+    try:
+        write_file(folder / "args.json", json.dumps(asdict(args) | {"resume": None}, indent=2).encode())
+    except OSError as error:
+        fail(f"the run folder cannot be written: {error}")
+    if args.track:
+        import wandb
+
+        project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
+        wandb.init(project=project, entity=entity, id=folder.name, resume="allow", dir=folder.resolve(), config=config)
+    writer = SummaryWriter(str(folder))
 
     # --- loop ---
-    obs, _ = envs.reset(seed=args.seed)
-    resetting = np.zeros(args.num_envs, dtype=bool)
-    episode_return, episode_length = np.zeros((2, args.num_envs))
-    finished_returns, finished_lengths = [], []
-    global_step, num_updates, last_return, last_eval = 0, 0, math.nan, math.nan
-    update_metrics: Metrics = {}
-    progress = tqdm(total=total_steps, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
-    log_step, line_step, log_time, line_time = 0, 0, time.time(), time.time()
-    while global_step < total_steps and not stop_signals:
-        for name in annealed:
-            optimizers[name].param_groups[0]["lr"] = learning_rates[name] * (1.0 - global_step / total_steps)
-
-        # act and step
-        valid = ~resetting
-        if args.norm_obs:
-            agent.obs_rms.update(torch.as_tensor(obs[valid], device=device))
-        if global_step < args.learning_starts:
-            actions = 2.0 * torch.rand((args.num_envs, action_dim)).numpy() - 1.0
-        else:
-            actions = agent.act(obs, deterministic=False)
-        next_obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
-        dones = terminations | truncations
-        resetting = dones & next_step_reset
-        global_step += args.num_envs
-
-        # record
-        episode_return += rewards
-        episode_length += valid
-        if dones.any():
-            finished_returns.extend(episode_return[dones])
-            finished_lengths.extend(episode_length[dones])
-            episode_return[dones] = episode_length[dones] = 0.0
-
-        # store
-        buffer.add(obs[valid], actions[valid], rewards[valid], final_obs[valid], terminations[valid])
-        obs = next_obs
-
-        # update
-        while num_updates < int(args.updates_per_step * (global_step - args.learning_starts)):
-            update_metrics = update(agent, optimizers, buffer.sample(args.batch_size), args, num_updates)
-            num_updates += 1
-
-        # log
-        metrics: dict[str, float] = {}
-        if global_step % args.log_freq < args.num_envs:
-            metrics = {name: value.item() for name, value in update_metrics.items()}
-            metrics |= {f"charts/{name}_lr": optimizer.param_groups[0]["lr"] for name, optimizer in optimizers.items()}
-            metrics["charts/SPS"] = (global_step - log_step) / (time.time() - log_time)
-            if finished_returns:
-                last_return = metrics["charts/episodic_return"] = float(np.mean(finished_returns))
-                metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
+    global_step, num_updates = counters["global_step"], counters["num_updates"]
+    last_return, last_eval = math.nan, math.nan
+    progress = tqdm(total=total_steps, initial=global_step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
+    log_step, line_step, log_time, line_time = global_step, global_step, time.time(), time.time()
+    begins_anew, is_finished, failure, is_sound = True, False, "", True
+    try:
+        while global_step < total_steps and not stop_signals:
+            if begins_anew:  # at the start and after each checkpoint
+                obs = reset_envs(envs, seed=seed_streams(args.seed, global_step))
+                resetting = np.zeros(args.num_envs, dtype=bool)
+                episode_return, episode_length = np.zeros((2, args.num_envs))
                 finished_returns, finished_lengths = [], []
+                update_metrics: Metrics = {}
+                begins_anew = False
+            for name in annealed:
+                optimizers[name].param_groups[0]["lr"] = learning_rates[name] * (1.0 - global_step / total_steps)
 
-        # evaluate and report
-        if args.eval_freq and global_step % args.eval_freq < args.num_envs and global_step < total_steps:
-            metrics |= evaluate(agent, args, args.eval_episodes, folder, f"step-{global_step}")
-            last_eval = metrics["eval/return_mean"]
-        progress.update(args.num_envs)
-        if metrics:
+            # act and step
+            valid = ~resetting
+            if args.norm_obs:
+                agent.obs_rms.update(torch.as_tensor(obs[valid], device=device))
+            if global_step < args.learning_starts:
+                actions = 2.0 * torch.rand((args.num_envs, action_dim)).numpy() - 1.0
+            else:
+                actions = agent.act(obs, deterministic=False)
+            global_step += args.num_envs
+            next_obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
+            both = np.concatenate([obs, final_obs], axis=-1)
+            check_finite({"observation": both[None], "reward": rewards[None]}, global_step - args.num_envs, args.num_envs)
+            dones = terminations | truncations
+            resetting = dones & next_step_reset
+
+            # record
+            episode_return += rewards
+            episode_length += valid
+            if dones.any():
+                finished_returns.extend(episode_return[dones])
+                finished_lengths.extend(episode_length[dones])
+                episode_return[dones] = episode_length[dones] = 0.0
+
+            # store
+            buffer.add(obs[valid], actions[valid], rewards[valid], final_obs[valid], terminations[valid])
+            obs = next_obs
+
+            # update
+            while num_updates < int(args.updates_per_step * (global_step - args.learning_starts)):
+                update_metrics = update(agent, optimizers, buffer.sample(args.batch_size), args, num_updates)
+                num_updates += 1
+
+            # log
+            metrics: dict[str, float] = {}
+            is_checkpoint = args.checkpoint_freq > 0 and global_step % args.checkpoint_freq < args.num_envs
+            if global_step % args.log_freq < args.num_envs or is_checkpoint:
+                metrics = {name: value.item() for name, value in update_metrics.items()}
+                check_finite({name: [value] for name, value in metrics.items()}, global_step - 1)
+                metrics |= {f"charts/{name}_lr": optimizer.param_groups[0]["lr"] for name, optimizer in optimizers.items()}
+                metrics["charts/SPS"] = (global_step - log_step) / (time.time() - log_time)
+                if finished_returns:
+                    last_return = metrics["charts/episodic_return"] = float(np.mean(finished_returns))
+                    metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
+                    finished_returns, finished_lengths = [], []
+
+            # evaluate and report
+            if args.eval_freq and global_step % args.eval_freq < args.num_envs and global_step < total_steps:
+                metrics |= evaluate(agent, args, args.eval_episodes, folder, f"step-{global_step}")
+                last_eval = metrics["eval/return_mean"]
+            progress.update(args.num_envs)
+            if metrics:
+                log_metrics(writer, metrics, global_step, args)
+                scores = {"return": last_return, "evaluation": last_eval}
+                status = ", ".join(f"{name} {score:.1f}" for name, score in scores.items() if not math.isnan(score))
+                progress.set_postfix_str(status, refresh=False)
+                log_step, log_time = global_step, time.time()
+                if progress.disable and log_time - line_time > 30:
+                    steps_per_second = (global_step - line_step) / (log_time - line_time)
+                    print(f"step {global_step:,} of {total_steps:,}, {steps_per_second:,.0f} steps/s, {status}", flush=True)
+                    line_step, line_time = global_step, log_time
+
+            # checkpoint
+            if is_checkpoint:
+                counters |= {"global_step": global_step, "num_updates": num_updates}
+                if save_checkpoint(folder, writer, parts, counters):
+                    buffer.remove_old_files()
+                begins_anew = True
+        if not stop_signals:
+            metrics = evaluate(agent, args, args.eval_episodes, folder, "final")
             log_metrics(writer, metrics, global_step, args)
-            scores = {"return": last_return, "evaluation": last_eval}
-            status = ", ".join(f"{name} {score:.1f}" for name, score in scores.items() if not math.isnan(score))
-            progress.set_postfix_str(status, refresh=False)
-            log_step, log_time = global_step, time.time()
-            if progress.disable and log_time - line_time > 30:
-                steps_per_second = (global_step - line_step) / (log_time - line_time)
-                print(f"step {global_step:,} of {total_steps:,}, {steps_per_second:,.0f} steps/s, {status}", flush=True)
-                line_step, line_time = global_step, log_time
+            print(describe(metrics, args.eval_episodes))
+            is_finished = True
+    except TaskError as error:
+        traceback.print_exception(error)
+        failure = f"--env-id {args.env_id} failed at step {global_step:,}: {error}"
+    except FloatingPointError as error:
+        failure, is_sound = str(error), False  # the last checkpoint is the last good state
 
-    # --- end: save, evaluate, say what to do next ---
+    # --- end: save, say what to do next ---
     progress.close()
     envs.close()
-    if args.save_model:
-        save_model(folder, agent, args)
-    if stop_signals:
-        print(f"stopped by signal {stop_signals[0]} at step {global_step:,}")
-    else:
-        metrics = evaluate(agent, args, args.eval_episodes, folder, "final")
-        log_metrics(writer, metrics, global_step, args)
-        print(describe(metrics, args.eval_episodes))
-    writer.close()
+    if is_sound:
+        extra_resets = counters["extra_resets"] + ([] if begins_anew else [global_step])
+        counters |= {
+            "global_step": global_step,
+            "num_updates": num_updates,
+            "extra_resets": extra_resets,
+            "is_finished": is_finished,
+        }
+        if save_checkpoint(folder, writer, parts, counters):
+            buffer.remove_old_files()
+        if args.save_model:
+            save_model(folder, agent, args)
+    with suppress(OSError):  # of which log_metrics has told
+        writer.close()
     for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         signal.signal(signum, handler)  # nothing is left to lose: a stop signal ends a transfer that hangs
     if args.track:
         wandb.finish()
-    if args.upload_model and not stop_signals:
+    if args.upload_model and is_finished:
         upload_model(folder, args, metrics)
+    lock.close()
     print(f"run folder: {folder}\nnext: tensorboard --logdir runs")
-    if args.save_model:
+    if (folder / "model.pt").exists():
         print(f"      python {Path(__file__).name} --evaluate {folder} --eval-episodes {args.eval_episodes} --capture-video")
-    if stop_signals:
+    if not is_finished:
+        print(f"      python {Path(__file__).name} --resume {folder}")
+    if failure:
+        print(f"error: {failure}", file=sys.stderr)
+        raise SystemExit(1)
+    if not is_finished:
+        print(f"stopped by signal {stop_signals[0]} at step {global_step:,}")
         raise SystemExit(128 + stop_signals[0])
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    main(parse_args())

@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ["ppo_continuous", "sac_continuous", "ppo_selfplay", "sac_selfplay"]
-SECTIONS = ["Arguments", "Environments", "Networks", "Losses and update", "Evaluation", "Run folder and model file", "Main"]
+SECTIONS = ["Arguments", "Environments", "Networks", "Losses and update", "Evaluation", "Run folder and model file"]
+SECTIONS += ["Checkpoints", "Main"]
 PPO, SAC = ["Generalised advantage estimation"], ["Replay buffer"]
 # Functions and classes of one name that differ between siblings, for that is the lesson. What is new here has to be wanted.
 MAY_DIFFER = {
@@ -24,10 +25,10 @@ MAY_DIFFER = {
     | {"compute_actor_loss", "compute_alpha_loss"},
 }
 MAX_CHANGED_LINES = {
-    ("ppo_continuous", "sac_continuous"): 560,
-    ("ppo_selfplay", "sac_selfplay"): 660,
-    ("ppo_continuous", "ppo_selfplay"): 780,
-    ("sac_continuous", "sac_selfplay"): 950,
+    ("ppo_continuous", "sac_continuous"): 600,
+    ("ppo_selfplay", "sac_selfplay"): 700,
+    ("ppo_continuous", "ppo_selfplay"): 790,
+    ("sac_continuous", "sac_selfplay"): 985,
 }
 
 

@@ -168,11 +168,11 @@ def test_state_goes_through_a_file() -> None:
         snapshot.rating, snapshot.games = 1100.5 + i, 40 * i
         snapshot.results.extend([i / 4] * 40 * i)
     file = io.BytesIO()
-    torch.save(pool.state(), file)
+    torch.save(pool.state_dict(), file)
     file.seek(0)
     state = torch.load(file, weights_only=True)
     other = make_pool(4, 0.3, "prioritized", seed=7, marks=1)
-    other.load_state(state)
+    other.load_state_dict(state)
     other.rng.bit_generator.state = pool.rng.bit_generator.state
     for a, b in zip(pool.snapshots, other.snapshots, strict=True):
         assert (a.step, a.rating, a.games, a.results) == (b.step, b.rating, b.games, b.results)
@@ -185,7 +185,7 @@ def test_state_goes_through_a_file() -> None:
     assert float(other.snapshots[0].weights["mark"]) == 2.0
     assert 9.0 not in other.snapshots[0].results
     smaller = make_pool(2)
-    smaller.load_state(state)
+    smaller.load_state_dict(state)
     assert [s.step for s in smaller.snapshots] == [4, 5]
 
 
@@ -205,7 +205,7 @@ def test_pool_is_the_end_of_a_list(window: int, latest_ratio: float, sampling: s
             pool.add({"mark": torch.tensor(float(len(model)))}, len(model), 1200.0)
             model.append((len(model), []))
         elif move == "reload":
-            pool.load_state(pool.state())
+            pool.load_state_dict(pool.state_dict())
         else:
             drawn = pool.draw()
             assert max(0, len(model) - window) <= drawn.step < len(model)

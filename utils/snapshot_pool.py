@@ -78,14 +78,14 @@ class SnapshotPool:
         priorities = (1.0 - scores) ** 2
         return self.snapshots[self.rng.choice(len(priorities), p=priorities / priorities.sum())]
 
-    def state(self) -> list[dict[str, Any]]:
+    def state_dict(self) -> list[dict[str, Any]]:
         """All snapshots in plain containers, for a file."""
         return [
             vars(snapshot) | {"weights": dict(snapshot.weights), "results": list(snapshot.results)}
             for snapshot in self.snapshots
         ]
 
-    def load_state(self, state: Sequence[Mapping[str, Any]]) -> None:
+    def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Takes the place of all snapshots by those of `state`, each with a uid of this process."""
         self.snapshots.clear()
         for saved in state:
@@ -144,9 +144,27 @@ class Matches:
         names = zip(self.behaviors, self.team_names, strict=True)
         sides = [t for t, (b, name) in enumerate(names) if b == behavior and self.side in (None, name)]
         self.sides = sides or [t for t, b in enumerate(self.behaviors) if b == behavior]  # a role without that side
+        self.begin_anew()
+
+    def begin_anew(self, seed: int | None = None) -> None:
+        """Begins all games with new opponents, and with a seed the random stream of all pools that they are drawn by."""
+        if seed is not None:
+            rng = np.random.default_rng(seed)
+            for pool in self.pools.values():
+                pool.rng = rng
         for game in range(len(self.opponents)):
             self.learner_team[game] = self.sides[game % len(self.sides)]
             self._draw(game)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What outlasts the games: whose turn it is, the learner's rating, the ghosts' steps."""
+        return {"learner": self.learner, "rating": self.rating, "ghost_steps": self.ghost_steps, "has_warned": self.has_warned}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up this state, with the pools as they are now and all games begun anew."""
+        self.give_turn(state["learner"])
+        self.rating, self.ghost_steps, self.has_warned = state["rating"], state["ghost_steps"], state["has_warned"]
+        self.begin_anew()
 
     def _draw(self, game: int) -> None:
         for team, behavior in enumerate(self.behaviors):

@@ -224,6 +224,10 @@ def make_teams(env_id: str, env: ParallelEnv, named: dict[str, list[str]] | None
 # === PettingZoo =======================================================================================================
 
 
+class TaskError(Exception):
+    """The game's own code raised something."""
+
+
 class Seat:
     """One agent's place in its team's arrays, and the translation between its spaces and them.
 
@@ -306,7 +310,10 @@ class PettingZooGames:
 
     def _begin(self, i: int, seed: int | None = None) -> None:
         """The next game of copy i."""
-        observations, infos = self.envs[i].reset(seed=seed)
+        try:
+            observations, infos = self.envs[i].reset(seed=seed)
+        except Exception as error:
+            raise TaskError(f"environment {i} in reset: {type(error).__name__}: {error}") from error
         self._outcomes[i] = np.nan
         for seat in self._seats:
             self._returns[seat.team][i, seat.index] = 0.0
@@ -331,7 +338,10 @@ class PettingZooGames:
         for i, env in enumerate(self.envs):
             acting = [seat for seat in self._seats if acted[seat.team][i, seat.index]]
             chosen = {seat.agent: seat.write_action(actions[seat.team][i, seat.index]) for seat in acting}
-            observations, rewarded, terminated, truncated, infos = env.step(chosen)
+            try:
+                observations, rewarded, terminated, truncated, infos = env.step(chosen)
+            except Exception as error:
+                raise TaskError(f"environment {i} in step: {type(error).__name__}: {error}") from error
             for seat in self._seats:
                 t, k, agent = seat.team, seat.index, seat.agent
                 is_terminated, is_truncated = bool(terminated.get(agent, False)), bool(truncated.get(agent, False))
