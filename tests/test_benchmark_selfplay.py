@@ -23,7 +23,7 @@ def test_interval() -> None:
 def test_versus_itself_is_a_draw(
     selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Likeliest actions, so no noise; paired starts and swapped sides: a policy takes exactly half of the points from itself."""
+    """Likeliest actions, so no noise; paired starts, swapped sides: a policy takes exactly half of the points from itself."""
     run = train_selfplay(selfplay)
     monkeypatch.delattr(selfplay.Agent, "noise")
     print_versus(Versus(runs=[run], against=[run], games=6, csv=run / "versus.csv"))

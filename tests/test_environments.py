@@ -57,7 +57,7 @@ def test_sac_stores_every_transition_and_nothing_else(
     monkeypatch.setattr(sac_continuous, "ReplayBuffer", Spy)
     env_id = f"toy_envs:Counting{mode.value}-v0"
     train(sac_continuous, env_id=env_id, vectorization="native", num_envs=2, buffer_size=1000)
-    rows = buffers[0].data[: buffers[0].size].numpy()
+    rows = buffers[0].data[: buffers[0].total].numpy()
     stored = sorted(map(tuple, rows[:, [0, 1, 3, 4, 5, 6]].tolist()))  # all but the action
     assert stored == sorted(2 * expected_transitions(120, mode == AutoresetMode.NEXT_STEP))
 

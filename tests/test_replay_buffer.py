@@ -1,5 +1,7 @@
 """SAC's replay buffer against a plain list."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from sac_continuous import ReplayBuffer
 def test_contents_across_the_wrap_around(capacity: int) -> None:
     """Batches of changing size, several times round: the buffer holds the list's last `capacity` entries."""
     rng, stored = np.random.default_rng(0), []
-    buffer = ReplayBuffer(capacity, 3, 2, torch.device("cpu"))
+    buffer = ReplayBuffer(capacity, 3, 2, torch.device("cpu"), Path())
     for _ in range(60):
         n = int(rng.integers(1, 8))
         batch = [
@@ -24,14 +26,14 @@ def test_contents_across_the_wrap_around(capacity: int) -> None:
         buffer.add(*batch)
         stored += [np.concatenate([np.ravel(x[i]) for x in batch]).astype(np.float32) for i in range(n)]
         kept = stored[-capacity:]
-        assert buffer.size == len(kept)
-        rows = buffer.data[: buffer.size].numpy()
+        assert min(buffer.total, capacity) == len(kept)
+        rows = buffer.data[: buffer.total].numpy()
         assert sorted(map(tuple, rows.tolist())) == sorted(tuple(row.tolist()) for row in kept)
 
 
 def test_samples_are_whole_transitions_drawn_uniformly() -> None:
     """Every field of a sample belongs to the same transition, and each stored transition is as likely as the next."""
-    buffer = ReplayBuffer(50, 2, 1, torch.device("cpu"))
+    buffer = ReplayBuffer(50, 2, 1, torch.device("cpu"), Path())
     ids = np.arange(70.0)
     buffer.add(np.stack([ids, -ids], 1)[:40], ids[:40, None], ids[:40], np.stack([ids, ids], 1)[:40], ids[:40] % 2)
     buffer.add(np.stack([ids, -ids], 1)[40:], ids[40:, None], ids[40:], np.stack([ids, ids], 1)[40:], ids[40:] % 2)
@@ -48,6 +50,6 @@ def test_samples_are_whole_transitions_drawn_uniformly() -> None:
 
 def test_an_unfilled_buffer_gives_only_what_it_holds() -> None:
     """No row of zeros is ever sampled."""
-    buffer = ReplayBuffer(1000, 1, 1, torch.device("cpu"))
+    buffer = ReplayBuffer(1000, 1, 1, torch.device("cpu"), Path())
     buffer.add(*(np.ones(shape) for shape in ((3, 1), (3, 1), 3, (3, 1), 3)))
     assert all((field == 1.0).all() for field in buffer.sample(500))

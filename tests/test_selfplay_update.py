@@ -5,6 +5,7 @@ import copy
 import itertools
 import math
 from collections import Counter
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -624,7 +625,7 @@ def test_replay_buffer_against_a_list(capacity: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     branches: tuple[int, ...] = [(3,), (), (2, 4)][seed % 3]
-    buffer = sac_selfplay.ReplayBuffer(capacity, make_team(*branches, obs_dim=3), torch.device("cpu"))
+    buffer = sac_selfplay.ReplayBuffer(capacity, make_team(*branches, obs_dim=3), torch.device("cpu"), Path())
     stored: list[dict[str, int]] = []  # all transitions ever, oldest first
     for _ in range(60):
         ids = np.arange(len(stored), len(stored) + rng.integers(1, min(capacity, 30) + 1))
@@ -645,7 +646,7 @@ def test_replay_buffer_against_a_list(capacity: int, seed: int) -> None:
 def test_replay_samples_are_uniform() -> None:
     """Over what is left of the old and all of the new, by a chi-square test, before and after the wrap-around."""
     torch.manual_seed(0)
-    buffer = sac_selfplay.ReplayBuffer(50, make_team(3, obs_dim=3), torch.device("cpu"))
+    buffer = sac_selfplay.ReplayBuffer(50, make_team(3, obs_dim=3), torch.device("cpu"), Path())
     buffer.add(np.arange(40) % 4, *make_rows(np.arange(40), (3,)))
     buffer.leave_out(2)
     expected = {i for i in range(40) if i % 4 >= 2}
@@ -659,7 +660,7 @@ def test_replay_samples_are_uniform() -> None:
 
 def test_an_old_opponent_can_be_left_out_by_a_later_rule_only() -> None:
     """The rule is for what is stored; a looser one takes back what is still there."""
-    buffer = sac_selfplay.ReplayBuffer(10, make_team(3, obs_dim=3), torch.device("cpu"))
+    buffer = sac_selfplay.ReplayBuffer(10, make_team(3, obs_dim=3), torch.device("cpu"), Path())
     buffer.add(np.array([1, 5]), *make_rows(np.arange(2), (3,)))
     for before, sampled in ((3, {1}), (5, {1}), (0, {0, 1})):
         buffer.leave_out(before)

@@ -71,3 +71,36 @@ gym.register("Unbounded-v0", entry_point="toy_envs:Unbounded")
 for autoreset_mode in AutoresetMode:
     creator = partial(make_vector, autoreset_mode)  # takes num_envs, as `gym.make_vec` passes it
     gym.register(f"Counting{autoreset_mode.value}-v0", vector_entry_point=creator)
+
+
+class Faulty(gym.Env):
+    """Random observations; the environment `victim`, counted from the last `made = 0`, does `fault` after 20 steps."""
+
+    observation_space = Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+    made, victim, fault = 0, -1, ""
+
+    def __init__(self) -> None:
+        self.index, self.step_count = Faulty.made, 0
+        Faulty.made += 1
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """A random observation; an episode takes ten steps."""
+        super().reset(seed=seed)
+        if self.fault == "reset" and self.index == self.victim and self.step_count >= 20:
+            raise ZeroDivisionError("out of order")
+        return self.np_random.normal(size=3).astype(np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Breaks down, if it is to."""
+        self.step_count += 1
+        is_broken = self.index == self.victim and self.step_count > 20
+        if is_broken and self.fault == "step":
+            raise ZeroDivisionError("out of order")
+        obs, reward = self.np_random.normal(size=3).astype(np.float32), float(action[0])
+        if is_broken and self.fault == "observation":
+            obs[1] = np.nan
+        return obs, -np.inf if is_broken and self.fault == "reward" else reward, self.step_count % 10 == 0, False, {}
+
+
+gym.register("Faulty-v0", entry_point="toy_envs:Faulty")

@@ -1,0 +1,482 @@
+"""Nothing is lost: runs that are killed, stopped or hit by a fault go on bit for bit, or keep their last good checkpoint."""
+
+import errno
+import io
+import json
+import os
+import pickle
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import faulty_game
+import numpy as np
+import pytest
+import torch
+from conftest import TINY
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from toy_envs import Faulty
+
+import ppo_continuous
+import ppo_selfplay
+import sac_continuous
+import sac_selfplay
+
+SCRIPTS = [ppo_continuous, sac_continuous, ppo_selfplay, sac_selfplay]
+# Small enough to be killed often, with everything in them that has a state: several environments, statistics, a buffer that has
+# come round, a pool that has lost snapshots, and teams that take turns.
+LIVELY: dict[str, dict[str, Any]] = {
+    "ppo_continuous": {"env_id": "Pendulum-v1", "num_envs": 3, "num_steps": 64, "num_minibatches": 4, "update_epochs": 2}
+    | {"total_timesteps": 12_000, "checkpoint_freq": 700, "eval_freq": 4000, "eval_episodes": 2},
+    "sac_continuous": {"env_id": "Pendulum-v1", "num_envs": 3, "learning_starts": 60, "batch_size": 32, "buffer_size": 300}
+    | {"total_timesteps": 900, "checkpoint_freq": 60, "eval_freq": 400, "eval_episodes": 2, "norm_obs": True, "log_freq": 50},
+    "ppo_selfplay": {"env_id": "pursuit", "num_games": 8, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
+    | {"total_timesteps": 12_000, "save_steps": 1000, "window": 3, "team_change": 2500, "checkpoint_freq": 800}
+    | {"eval_freq": 5000, "eval_games": 2, "cross_play_games": 2, "cross_play_snapshots": 2, "swap_steps": 90},
+    "sac_selfplay": {"env_id": "pursuit", "num_games": 8, "learning_starts": 80, "batch_size": 32, "buffer_size": 900}
+    | {"total_timesteps": 5000, "save_steps": 500, "window": 3, "team_change": 1200, "checkpoint_freq": 400, "norm_obs": True}
+    | {"eval_freq": 2000, "eval_games": 2, "cross_play_games": 2, "cross_play_snapshots": 2, "log_freq": 300}
+    | {"replay_opponents": "window", "updates_per_step": 0.1},
+}
+
+
+@pytest.fixture(params=SCRIPTS, ids=lambda script: script.__name__)
+def any_script(request: pytest.FixtureRequest) -> ModuleType:
+    """Each of the four in turn."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A working folder of its own, and the signal handlers as they were."""
+    monkeypatch.chdir(tmp_path)
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+
+
+def words(script: ModuleType, **flags: Any) -> list[str]:
+    """The command line of a lively run."""
+    line = ["--no-cuda"]
+    for name, value in (LIVELY[script.__name__] | flags).items():
+        flag = name.replace("_", "-")
+        line += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return line
+
+
+def start(script: ModuleType, *argv: str) -> int:
+    """Runs the script in a child process, with its output in out.txt, and returns the child's id."""
+    sys.stdout.flush()
+    torch.optim.Adam([torch.zeros(1)])  # imports a second's worth of modules, once for all children
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 70
+    try:
+        out = os.open("out.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        script.main(script.parse_args(list(argv)))
+        status = 0
+    except SystemExit as error:
+        status = int(error.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def wait(pid: int) -> int:
+    """The exit status of a child."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def run(script: ModuleType, *argv: str) -> int:
+    """Runs the script in a child process to its end."""
+    return wait(start(script, *argv))
+
+
+def only_run() -> Path:
+    """The one run folder there is."""
+    (folder,) = Path("runs").iterdir()
+    return folder
+
+
+def flatten(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every number, text and tensor of nested containers, with its place."""
+    if isinstance(state, (dict, list, tuple)):
+        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+            yield from flatten(value, f"{name}/{key}")
+    else:
+        yield name, state.numpy().tobytes() if isinstance(state, torch.Tensor) else state
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    """All that a run leaves behind and that does not tell the time: checkpoint, model, buffer, logged series."""
+    content: dict[str, Any] = {}
+    for name in ("checkpoint.pt", "model.pt"):
+        content |= flatten(torch.load(folder / name, weights_only=True), name)
+    for path in sorted((folder / "checkpoint.replay").rglob("*.npz")):
+        with np.load(path) as arrays:
+            content |= {f"{path.relative_to(folder)}/{key}": arrays[key].tobytes() for key in arrays}
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    content |= {tag: str([(e.step, e.value) for e in events.Scalars(tag)]) for tag in events.Tags()["scalars"]}
+    return {key: value for key, value in content.items() if not re_time(key)}
+
+
+def re_time(key: str) -> bool:
+    """What two equal runs need not share: speed, the sizes of TensorBoard's files, and the names of snapshots in a process."""
+    return key == "charts/SPS" or "/events/" in key or key.endswith("/uid")
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Bit for bit, with the names of what differs."""
+    assert [key for key in one.keys() | other.keys() if one.get(key) != other.get(key)] == []
+
+
+def test_killed_at_random_moments(any_script: ModuleType) -> None:
+    """Twenty kills that no handler sees, anywhere: the run that went on after each equals the one that was let alone."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"kills of {any_script.__name__}: seed {seed}")
+    rng = random.Random(seed)
+    argv = words(any_script)
+    began = time.monotonic()
+    assert run(any_script, *argv) == 0, Path("out.txt").read_text()
+    duration = time.monotonic() - began
+    calm = everything(only_run())
+    only_run().rename("calm")
+
+    command, kills, resumed = argv, 0, 0
+    while kills < 20:
+        pid, dies_at = start(any_script, *command), time.monotonic() + rng.uniform(0, 0.4 * duration)
+        while time.monotonic() < dies_at and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGKILL)
+        status = wait(pid)
+        if status == 0:  # it was through before its time: once more from the start
+            assert_same(calm, everything(only_run()))
+            only_run().rename(f"through-{kills}")
+        else:
+            assert status == -signal.SIGKILL, Path("out.txt").read_text()
+            kills += 1
+        has_checkpoint = bool(list(Path("runs").glob("*/checkpoint.pt")) + list(Path("runs").glob("*/checkpoint.previous.pt")))
+        for folder in list(Path("runs").glob("*")) if not has_checkpoint else ():
+            folder.rename(f"too-early-{kills}")
+        command = ["--resume", str(only_run())] if has_checkpoint else argv
+        resumed += has_checkpoint
+    assert run(any_script, *command) == 0, Path("out.txt").read_text()
+    print(f"{kills} kills, {resumed} times resumed")
+    assert resumed > 5
+    assert_same(calm, everything(only_run()))
+
+
+@pytest.mark.parametrize(("signum", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_by_a_signal(any_script: ModuleType, signum: int, expected: int) -> None:
+    """A checkpoint off the schedule, which counts as an extra reset; it says how to go on, and so it does."""
+    pid = start(any_script, *words(any_script, total_timesteps=1_000_000, checkpoint_freq=400_000))
+    while not list(Path("runs").glob("*/events*")):
+        time.sleep(0.01)
+    time.sleep(0.5)
+    os.kill(pid, signum)
+    assert wait(pid) == expected, Path("out.txt").read_text()
+    folder = only_run()
+    assert f"python {any_script.__name__}.py --resume {folder}\n" in Path("out.txt").read_text()
+    stopped = torch.load(folder / "checkpoint.pt", weights_only=True)
+    assert stopped["extra_resets"] == [stopped["global_step"]]
+    total = stopped["global_step"] + LIVELY[any_script.__name__]["checkpoint_freq"]
+    assert run(any_script, "--resume", str(folder), "--total-timesteps", str(total)) == 0, Path("out.txt").read_text()
+    finished = torch.load(folder / "checkpoint.pt", weights_only=True)
+    assert finished["global_step"] >= total
+    assert finished["extra_resets"][0] == stopped["global_step"]
+    assert json.loads((folder / "args.json").read_text())["total_timesteps"] == total
+
+
+def test_no_checkpoints_but_the_last(any_script: ModuleType) -> None:
+    """--checkpoint-freq 0, and a run that is over can be made longer, but is not run again as it is."""
+    assert run(any_script, *words(any_script, checkpoint_freq=0)) == 0
+    folder = only_run()
+    assert not (folder / "checkpoint.previous.pt").exists()
+    assert run(any_script, "--resume", str(folder)) == 2
+    assert "error: --resume takes a run that has not finished, or more --total-timesteps than" in Path("out.txt").read_text()
+    total = 2 * LIVELY[any_script.__name__]["total_timesteps"]
+    assert run(any_script, "--resume", str(folder), "--total-timesteps", str(total)) == 0
+    assert torch.load(folder / "checkpoint.pt", weights_only=True)["global_step"] >= total
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing", "other format", "buffer"])
+def test_a_damaged_checkpoint_falls_back(any_script: ModuleType, damage: str, tmp_path: Path) -> None:
+    """To the one before, with a warning, and then goes on as if nothing had happened."""
+    if damage == "buffer" and not any_script.__name__.startswith("sac"):
+        pytest.skip("it has none")
+    argv = words(any_script)
+    assert run(any_script, *argv) == 0
+    calm = everything(only_run())
+    only_run().rename(tmp_path / "calm")
+    pid = start(any_script, *argv)
+    while not list(Path("runs").glob("*/checkpoint.previous.pt")):
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    wait(pid)
+    path = only_run() / "checkpoint.pt"
+    if not path.exists():  # killed between the two renames
+        os.replace(only_run() / "checkpoint.next.pt", path)
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 1
+    elif damage == "other format":
+        buffer = io.BytesIO()
+        torch.save(torch.load(path, weights_only=True) | {"format": 99}, buffer)
+        content = bytearray(buffer.getvalue())
+    elif damage == "buffer":
+        newest = max((only_run() / "checkpoint.replay").rglob("*.npz"), key=lambda path: path.stat().st_mtime_ns)
+        newest.write_bytes(newest.read_bytes()[:-30])
+    path.write_bytes(content[:-100] if damage == "truncated" else content)
+    if damage == "missing":
+        path.unlink()
+    assert run(any_script, "--resume", str(only_run())) == 0, Path("out.txt").read_text()
+    assert "warning: going on from checkpoint.previous.pt" in Path("out.txt").read_text()
+    assert_same(calm, everything(only_run()))
+
+
+class Bomb:
+    """A pickle that would run code."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("exploded",)
+
+
+def bad_resume(script: ModuleType, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one sentence of a refusal."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_info:
+        script.main(script.parse_args(list(argv)))
+    assert exit_info.value.code == 2
+    sentence = capsys.readouterr().err
+    assert sentence.startswith("error: ")
+    assert sentence.count("\n") == 1
+    return sentence
+
+
+def test_refusals(any_script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """Folders that hold no run, arguments that are not the run's, a run that is running, damaged and dangerous files."""
+    Path("empty").mkdir()
+    for name in ("empty", "none"):
+        assert "--resume takes a run folder" in bad_resume(any_script, capsys, "--resume", name)
+    argv = words(any_script, total_timesteps=600)
+    assert run(any_script, *argv) == 0
+    folder = only_run()
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    for flag, value in (("--seed", "2"), ("--gamma", "0.5"), ("--exp-name", "other"), ("--evaluate", str(folder))):
+        sentence = bad_resume(any_script, capsys, "--resume", str(folder), flag, value)
+        assert sentence.startswith(f"error: {flag} takes the run's own value with --resume: it is ")
+        assert sentence.endswith(f", and {value} was given\n")
+    with any_script.lock_folder(folder):
+        longer = ("--resume", str(folder), "--total-timesteps", "100000")
+        assert "--resume takes a run that is not running" in bad_resume(any_script, capsys, *longer)
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    for damaged in (b"", b"not a checkpoint" * 99, pickle.dumps(Bomb()), pickle.dumps([1, 2, 3])):
+        for name in ("checkpoint.pt", "checkpoint.previous.pt"):
+            (folder / name).write_bytes(damaged)
+        assert "--resume takes a run folder with a whole checkpoint" in bad_resume(any_script, capsys, *longer)
+    archive = io.BytesIO()
+    torch.save({"format": 1, "global_step": Bomb()}, archive)
+    (folder / "checkpoint.pt").write_bytes(archive.getvalue())
+    assert "--resume takes a run folder with a whole checkpoint" in bad_resume(any_script, capsys, *longer)
+    assert not Path("exploded").exists()
+    (folder / "args.json").write_text('{"seed": 1, "of_another_script": 2}')
+    assert "--resume takes a run folder with the args.json" in bad_resume(any_script, capsys, "--resume", str(folder))
+
+
+def test_another_scripts_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Is refused."""
+    assert run(ppo_continuous, *words(ppo_continuous, total_timesteps=600)) == 0
+    for script in (sac_continuous, ppo_selfplay, sac_selfplay):
+        assert "--resume takes a run folder" in bad_resume(script, capsys, "--resume", str(only_run()))
+
+
+def break_down(monkeypatch: pytest.MonkeyPatch, script: ModuleType, fault: str) -> dict[str, Any]:
+    """Arranges for environment 1 of 3 to do `fault` after 20 steps, and returns the flags of a run that meets it."""
+    if script.__name__.endswith("selfplay"):
+        for name, value in {"made": -1, "victim": 1, "fault": fault}.items():  # one more is made, to look at its spaces
+            monkeypatch.setattr(faulty_game, name, value)
+        monkeypatch.setattr(faulty_game, "made", 0)
+        flags: dict[str, Any] = {"env_id": "faulty_game", "num_games": 3, "cross_play_games": 0, "eval_games": 2}
+    else:
+        for name, value in {"made": 0, "victim": 1, "fault": fault}.items():
+            monkeypatch.setattr(Faulty, name, value)
+        flags = {"env_id": "Faulty-v0", "num_envs": 3, "eval_episodes": 2}
+    flags |= {"eval_freq": 0, "cuda": False, "checkpoint_freq": 12, "total_timesteps": 240}
+    if script.__name__.startswith("ppo"):
+        flags |= {"num_steps": 4, "num_minibatches": 2}
+    return TINY[script.__name__] | flags
+
+
+@pytest.mark.parametrize("fault", ["reset", "step"])
+def test_an_environment_that_raises(
+    any_script: ModuleType, fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exception, the environment's index and the step, exit status 1, and a checkpoint to go on from once it is mended."""
+    flags = break_down(monkeypatch, any_script, fault)
+    with pytest.raises(SystemExit) as exit_info:
+        any_script.main(any_script.Args(**flags))
+    assert exit_info.value.code == 1
+    captured = capsys.readouterr()
+    step = 63 if fault == "step" else 60  # the 21st of each of three, or the end of the second or fourth episode
+    sentence = f"failed at step {step}: environment 1 in {fault}: ZeroDivisionError: out of order"
+    assert captured.err.splitlines()[-1] == f"error: --env-id {flags['env_id']} {sentence}"
+    assert "in break_down" not in captured.err
+    assert "raise ZeroDivisionError" in captured.err  # where it happened
+    state = torch.load(only_run() / "checkpoint.pt", weights_only=True)
+    assert state["global_step"] == {"ppo": 60 if fault == "step" else 48, "sac": step}[any_script.__name__[:3]]
+    break_down(monkeypatch, any_script, "")
+    any_script.main(any_script.parse_args(["--resume", str(only_run())]))
+    assert torch.load(only_run() / "checkpoint.pt", weights_only=True)["global_step"] == 240
+
+
+def test_an_environment_that_raises_in_a_process(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same with --vectorization async."""
+    flags = break_down(monkeypatch, script, "step") | {"vectorization": "async"}
+    with pytest.raises(SystemExit) as exit_info:
+        script.main(script.Args(**flags))
+    assert exit_info.value.code == 1
+    expected = "failed at step 63: environment 1 in step: ZeroDivisionError: out of order"
+    assert expected in capsys.readouterr().err.splitlines()[-1]
+    assert (only_run() / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize("fault", ["observation", "reward"])
+def test_an_environment_that_gives_no_number(
+    any_script: ModuleType, fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The quantity and the step, exit status 1, and the last checkpoint is from before."""
+    with pytest.raises(SystemExit) as exit_info:
+        any_script.main(any_script.Args(**break_down(monkeypatch, any_script, fault)))
+    assert exit_info.value.code == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {fault} is not a finite number at step 63"
+    state = torch.load(only_run() / "checkpoint.pt", weights_only=True)
+    assert state["global_step"] == 60
+    assert all(np.isfinite(value).all() for _, value in flatten(state) if isinstance(value, (int, float)))
+    break_down(monkeypatch, any_script, "")
+    any_script.main(any_script.parse_args(["--resume", str(only_run())]))
+
+
+@pytest.mark.parametrize("quantity", ["loss", "grad_norm"])
+def test_learning_that_gives_no_number(
+    any_script: ModuleType, quantity: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Losses and gradients, too; no checkpoint and no model comes of weights that have seen them."""
+    flags = break_down(monkeypatch, any_script, "") | {"log_freq": 12, "learning_starts": 30, "updates_per_step": 0.2}
+    is_ppo = any_script.__name__.startswith("ppo")
+    flags = {name: value for name, value in flags.items() if hasattr(any_script.Args, name)}
+    keys = {"loss": "value_loss", "grad_norm": "grad_norm"} if is_ppo else {"loss": "qf1_loss", "grad_norm": "qf_grad_norm"}
+    key = keys[quantity]
+    update, calls = any_script.update, []
+
+    def spoilt(*args: Any) -> dict[str, torch.Tensor]:
+        calls.append(1)
+        metrics = update(*args)
+        return metrics | ({f"losses/{key}": torch.tensor(float("nan"))} if len(calls) > 10 else {})
+
+    monkeypatch.setattr(any_script, "update", spoilt)
+    with pytest.raises(SystemExit) as exit_info:
+        any_script.main(any_script.Args(**flags))
+    assert exit_info.value.code == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith(f"error: losses/{key} is not a finite number at step ")
+    step = int(message.split()[-1].replace(",", ""))
+    assert torch.load(only_run() / "checkpoint.pt", weights_only=True)["global_step"] == step - 12
+    assert not (only_run() / "model.pt").exists()
+
+
+def test_a_full_disk(any_script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A warning with the reason for each checkpoint that is not written; training goes on, and equals that on an empty disk."""
+    flags = LIVELY[any_script.__name__] | {"cuda": False}
+    any_script.main(any_script.Args(**flags))
+    calm = everything(only_run())
+    only_run().rename("calm")
+    fsync, calls = os.fsync, []
+
+    def full(file: int) -> None:
+        calls.append(1)
+        if 4 <= len(calls) <= 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    capsys.readouterr()
+    any_script.main(any_script.Args(**flags))
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: no checkpoint at step ")]
+    assert len(warnings) >= 3
+    assert all(line.endswith("and the one before stays: [Errno 28] No space left on device") for line in warnings)
+    files = "/files/", ".npz"  # the buffer's rows of the missed checkpoints are in one file
+    for content in (calm, now := everything(only_run())):
+        for key in [key for key in content if any(part in key for part in files)]:
+            del content[key]
+    assert_same(calm, now)
+    any_script.main(any_script.parse_args(["--resume", str(only_run()), "--total-timesteps", "20000"]))
+
+
+def test_a_disk_that_stays_full(
+    any_script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From some point on nothing can be written, TensorBoard's points neither: the run ends well, with its result printed."""
+    record = "tensorboard.summary.writer.record_writer.RecordWriter.write"
+    fsync, written = os.fsync, []
+
+    def full(*_: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def nearly_full(file: int) -> None:
+        written.append(1)
+        if len(written) == 8:
+            monkeypatch.setattr(record, full)
+            monkeypatch.setattr(os, "fsync", full)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", nearly_full)
+    any_script.main(any_script.Args(**LIVELY[any_script.__name__] | {"cuda": False}))
+    captured = capsys.readouterr()
+    assert "are not in TensorBoard: [Errno 28] No space left on device" in captured.err
+    assert "warning: no model.pt: [Errno 28] No space left on device" in captured.err
+    assert "evaluation: return" in captured.out or "scores: " in captured.out
+    monkeypatch.undo()
+    any_script.main(any_script.parse_args(["--resume", str(only_run().resolve())]))
+
+
+def test_folders_that_cannot_be_written(any_script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence before training."""
+    Path("runs").write_text("a file")
+    assert "the run folder cannot be made" in bad_resume(any_script, capsys, *words(any_script))
+
+
+@pytest.mark.parametrize("script", [sac_continuous, sac_selfplay], ids=lambda script: script.__name__)
+def test_the_buffer_is_on_disk_once(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are appended, not written again, and what the last two checkpoints do not need goes away."""
+    flags: dict[str, Any] = {"buffer_size": 200, "checkpoint_freq": 40, "total_timesteps": 1200, "cuda": False, "eval_freq": 0}
+    if script is sac_selfplay:
+        flags |= {"env_id": "sumo", "cross_play_games": 0, "num_games": 4}
+    written: list[int] = []
+    write_file: Callable[[Path, bytes], None] = script.write_file
+
+    def spy(path: Path, contents: bytes) -> None:
+        write_file(path, contents)
+        if path.suffix == ".npz":
+            rows = [len(np.load(file)["rows"]) for file in path.parent.iterdir()]
+            written.append(len(np.load(path)["rows"]))
+            assert sum(rows) <= 200 + 4 * 40
+
+    monkeypatch.setattr(script, "write_file", spy)
+    script.main(script.Args(**LIVELY[script.__name__] | flags))
+    assert sum(written) == 1200
