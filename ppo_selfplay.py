@@ -870,7 +870,7 @@ def main(args: Args) -> None:
     learner_steps, turn_started = counters["learner_steps"], counters["turn_started"]
     progress = tqdm(total=total_steps, initial=global_step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
     log_step, line_step, log_time, line_time = global_step, global_step, time.time(), time.time()
-    begins_anew, is_finished, failure, is_sound = True, False, "", True
+    learned_step, begins_anew, is_finished, failure, is_sound = global_step, True, False, "", True
     try:
         for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
             learner = matches.learner
@@ -948,6 +948,7 @@ def main(args: Args) -> None:
                 approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
                 if args.target_kl is not None and approx_kl > args.target_kl:
                     break
+            learned_step = global_step
 
             # snapshot, change team
             if learner_steps[learner] - pools[learner].latest.step >= args.save_steps:
@@ -1016,7 +1017,7 @@ def main(args: Args) -> None:
     except TaskError as error:
         traceback.print_exception(error)
         failure = f"--env-id {args.env_id} failed at step {global_step:,}: {error}"
-        global_step -= global_step % args.batch_size  # what there is of a rollout is lost
+        global_step = learned_step  # what there is of a rollout is lost
     except FloatingPointError as error:
         failure, is_sound = str(error), False  # the last checkpoint is the last good state
 
