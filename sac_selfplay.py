@@ -1156,8 +1156,11 @@ def main(args: Args) -> None:
             if args.cross_play_games:
                 table = cross_play_table(agents, pools, args)
                 counters["cross_play"] = {"players": table.labels, "scores": torch.as_tensor(table.scores)}
-                table.report(folder)
-                writer.add_figure("selfplay/cross_play", table.heat_map(), global_step)
+                try:
+                    table.report(folder)
+                    writer.add_figure("selfplay/cross_play", table.heat_map(), global_step)
+                except OSError as error:
+                    print(f"warning: the table is not in {folder}: {error}", file=sys.stderr)
             is_finished = True
     except TaskError as error:
         traceback.print_exception(error)
