@@ -1,0 +1,462 @@
+"""Sweeps of a toy script that counts: no run is lost, run twice or fails in silence, whatever breaks or is killed."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmark import sweep
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = Path(__file__).parent / "toy_script.py"
+Sweep = Callable[..., "Result"]
+
+
+@dataclass
+class Result:
+    """What a sweep that has ended leaves to its caller."""
+
+    status: int
+    output: str
+    error: str
+
+
+@pytest.fixture(autouse=True)
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an empty folder, whose `bin` comes first on the PATH, and of a machine without GPUs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    add_command("nvidia-smi", "exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def words_of(words: Sequence[str]) -> list[str]:
+    """Of a sweep in the folder `sweep`, with the toy script, one task and one seed if they do not say otherwise."""
+    return ["--script", str(SCRIPT), "--env-ids", "Toy-v0", "--num-seeds", "1", "--folder", "sweep", *words]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
+    """Runs a sweep to its end, in this process."""
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+
+    def run_to_end(*words: str) -> Result:
+        try:
+            status = sweep.main(words_of(words))
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else 1
+        return Result(status, *capfd.readouterr())
+
+    yield run_to_end
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+
+
+def begin(*words: str, **options: Any) -> subprocess.Popen[str]:
+    """Starts a sweep in a process of its own."""
+    return subprocess.Popen([sys.executable, "-m", "benchmark.sweep", *words_of(words)], text=True, **options)
+
+
+def job_of(folder: Path, env_id: str = "Toy-v0") -> sweep.Job:
+    """The first run of such a sweep."""
+    return sweep.make_jobs(sweep.Args([SCRIPT], [env_id], num_seeds=1, folder=folder), [])[0]
+
+
+def add_command(name: str, text: str) -> None:
+    """Puts a shell script on the user's PATH."""
+    Path("bin", name).write_text(f"#!/bin/sh\n{text}\n")
+    Path("bin", name).chmod(0o755)
+
+
+def runs() -> list[str]:
+    """Names of run folders without their timestamps."""
+    return sorted(path.name.rpartition("__")[0] for path in Path("sweep/runs").glob("*"))
+
+
+def facts() -> list[dict[str, Any]]:
+    """Facts of each finished run."""
+    return [json.loads(path.read_text()) for path in Path("sweep/runs").glob("*/facts.json")]
+
+
+def steps(name: str) -> list[int]:
+    """Steps that a job's runs have made, in order."""
+    return [int(word) for path in Path("sweep/runs").glob(f"{name}__*/steps") for word in path.read_text().split()]
+
+
+def records(name: str) -> list[dict[str, Any]]:
+    """A job's journal, without what was cut off."""
+    lines = [line for path in Path("sweep/jobs").glob(f"{name}.jsonl") for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Until it holds; half a minute at most."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_every_run_once(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts x tasks x seeds, at most --workers together, with equal shares of cores; again, only what is new is run."""
+    other = shutil.copy(SCRIPT, "other.py")
+    words = ("--script", str(SCRIPT), other, "--env-ids", "Toy-v0", "module:Toy-v0", "--first-seed", "3", "--workers", "2")
+    extra = ("--", "--note", "two words; $HOME -- 'quoted'")
+    result = run(*words, *extra)
+    assert (result.status, result.error) == (0, "")
+    names = sorted(f"{task}__{script}__3" for task in ("Toy-v0", "module-Toy-v0") for script in ("toy_script", "other"))
+    assert runs() == names
+    all_args = [json.loads(path.read_text()) for path in Path("sweep/runs").glob("*/args.json")]
+    assert {args["note"] for args in all_args} == {extra[2]}
+    assert sorted(args["env_id"] for args in all_args) == ["Toy-v0", "Toy-v0", "module:Toy-v0", "module:Toy-v0"]
+    assert {fact["threads"] for fact in facts()} == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
+    assert [line.split(":")[0] for line in result.output.splitlines()[1:4]] == ["starting", "starting", "finished"]
+    assert max(sum(b["start"] <= a["start"] < b["end"] for b in facts()) for a in facts()) <= 2
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    more = ("--num-seeds", "2", "--first-seed", "3", *extra)
+    assert run(*more).status == 0
+    assert runs() == sorted([*names, "Toy-v0__toy_script__4"])
+    assert sum(fact["threads"] == "7" for fact in facts()) == 1
+    assert run(*more).output.endswith(": 2 finished\n2 finished\n")
+    assert len(runs()) == 5
+
+
+def test_manifest(run: Sweep) -> None:
+    """An entry for each start, with the commit of the script and whether it was changed since."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=b", "-C", "scripts"]
+    script = Path("scripts/a.py")
+    script.parent.mkdir()
+    shutil.copy(SCRIPT, script)
+    for arguments in (["init", "-q"], ["add", "a.py"], ["commit", "-q", "-m", "c"]):
+        subprocess.run([*git, *arguments], check=True)
+    words = ("--script", str(script), "--exp-name", "toy", "--", "--note", "x")
+    run(*words)
+    script.write_text(script.read_text() + "# changed\n")
+    run(*words)
+    first, second = json.loads(Path("sweep/manifest.json").read_text())
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert (first["commit"], first["dirty"], second["commit"], second["dirty"]) == (head, False, head, True)
+    flags = ["--env-id", "Toy-v0", "--exp-name", "toy", "--seed", "1", "--note", "x"]
+    assert runs() == ["Toy-v0__toy__1"]
+    assert [shlex.split(line) for line in first["runs"]] == [[sys.executable, str(script.resolve()), *flags]]
+    assert first["versions"]["pytest"] == pytest.__version__
+    assert first["machine"]["cores"] == os.cpu_count()
+
+
+def test_a_failed_run_is_reported_and_tried_again(run: Sweep) -> None:
+    """The others go on, the command that is printed fails in the same way, and the next sweep runs this one alone."""
+    Path("broken").touch()
+    words = ("--num-seeds", "3", "--", "--breaks", str(Path("broken").resolve()))
+    result = run(*words)
+    assert result.status == 1
+    assert [records(f"Toy-v0__toy_script__{seed}")[-1]["exit"] for seed in (1, 2, 3)] == [0, 1, 0]
+    assert "failed: Toy-v0__toy_script__2" in result.output.splitlines()[-2]
+    assert "    step 1 of 2, 1,000 steps/s, return 0.5\n    ValueError: the task broke\n" in result.output
+    (repeat,) = re.findall("to repeat it: (.*)", result.output)
+    repeated = subprocess.run(repeat, shell=True, capture_output=True, text=True)
+    assert (repeated.returncode, repeated.stderr) == (1, "ValueError: the task broke\n")
+
+    Path("broken").unlink()
+    assert run(*words).status == 0
+    assert [len(records(f"Toy-v0__toy_script__{seed}")) for seed in (1, 2, 3)] == [2, 4, 2]
+
+
+def test_a_process_that_cannot_be_started(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is a failed run like others: that of the job, and that of the script."""
+    result = run("--", "--note", "x" * 200_000)
+    assert result.status == 1
+    assert "Argument list too long" in result.output
+    assert result.output.count("failed: Toy-v0__toy_script__1") == 2
+
+    job = job_of(Path("sweep"))
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    assert sweep.run_job(job) == 126
+    assert records(job.name)[-1]["exit"] == 126
+    assert "No such file or directory: '/no/python'" in job.log.read_text()
+
+
+@pytest.mark.parametrize("killed", ["sweep", "sweep and jobs", "all"])
+def test_killed(killed: str, run: Sweep) -> None:
+    """After a SIGKILL of any of the processes the next sweep finishes every run, with none at work twice."""
+    words = ("--num-seeds", "2", "--workers", "2", "--", "--total-timesteps", "15")
+    with begin(*words, stdout=subprocess.DEVNULL) as process:
+        wait_for(lambda: len(list(Path("sweep/runs").glob("*/checkpoint.pt"))) == 2)
+        jobs = children(process.pid)
+        scripts = [pid for job in jobs for pid in children(job)]
+        assert (len(jobs), len(scripts)) == (2, 2)
+        for pid in [process.pid, *(jobs if killed != "sweep" else []), *(scripts if killed == "all" else [])]:
+            os.kill(pid, signal.SIGKILL)
+    assert run(*words).status == 0
+    assert not Path("sweep/TWICE").exists()
+    assert runs() == ["Toy-v0__toy_script__1", "Toy-v0__toy_script__2"]
+    for name in runs():
+        made = steps(name)
+        assert sorted(set(made)) == list(range(1, 16))
+        assert len(made) == 15 if killed != "all" else 15 <= len(made) <= 17  # at most two steps since the last checkpoint
+        assert len(records(name)) == (2 if killed == "sweep" else 3)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_stopped(run: Sweep) -> None:
+    """Runs write their checkpoints, nothing new is started, and the same command goes on without the loss of a step."""
+    words = ("--num-seeds", "2", "--", "--total-timesteps", "12")
+    name = "Toy-v0__toy_script__1"
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        made = len(steps(name))
+        with begin(*words, stdout=subprocess.PIPE, start_new_session=True) as process:
+            wait_for(lambda: len(steps(name)) > made)  # noqa: B023 - called before the loop goes on
+            os.killpg(process.pid, signum)  # as a terminal does
+            output, _ = process.communicate(timeout=10)
+        assert process.returncode == 128 + signum
+        assert output.endswith("1 stopped, 1 waiting\nthe same command goes on from here\n")
+        assert records(name)[-1]["exit"] == 143
+        assert runs() == [name]
+        assert made < len(steps(name)) < 12
+    assert run("--num-seeds", "1", *words[2:]).status == 0
+    assert steps(name) == list(range(1, 13))
+    assert "--resume" in records(name)[-1]["command"]
+
+
+def test_a_second_sweep_is_refused_and_a_second_signal_kills(run: Sweep) -> None:
+    """A sweep in the same folder at the same time; a run that does not heed the first signal, after which none is started."""
+    words = ("--num-seeds", "3", "--workers", "2", "--", "--stubborn", "1", "--total-timesteps", "500")
+    with begin(*words, stdout=subprocess.PIPE) as process:
+        wait_for(lambda: steps("Toy-v0__toy_script__1") and steps("Toy-v0__toy_script__2"))
+        result = run(*words)
+        assert (result.status, result.error[:15]) == (2, "error: --folder")
+        assert run("--dry-run", *words).output.startswith("0 running: ")
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: len(records("Toy-v0__toy_script__2")) == 2)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=10)
+    assert (process.returncode, output.count("starting: "), output.count("stopped: ")) == (130, 2, 2)
+    assert [records(f"Toy-v0__toy_script__{seed}")[-1]["exit"] for seed in (1, 2)] == [137, 143]
+    with Path("sweep/Toy-v0__toy_script__1.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_refused_checkpoint_is_given_up(run: Sweep) -> None:
+    """What the script does not go on from is reported, and the sweep after that begins anew; so it does if a result is gone."""
+    assert run().status == 0
+    (folder,) = Path("sweep/runs").glob("*")
+    journal = job_of(Path("sweep")).journal
+    journal.write_text(journal.read_text()[:-5])
+    (folder / "checkpoint.pt").rename(folder / "checkpoint.previous.pt")
+    assert sweep.next_command(job_of(Path("sweep")))[2:] == ["--resume", str(folder.relative_to("sweep"))]
+    (folder / "checkpoint.pt").write_text("half")
+    result = run()
+    assert result.status == 1
+    assert "error: --resume takes a run folder with a whole checkpoint" in result.output
+    assert run().status == 0
+    assert runs() == ["Toy-v0__toy_script__1"] * 2
+    shutil.rmtree(Path("sweep", records("Toy-v0__toy_script__1")[-1]["run"]))
+    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
+        (folder / name).unlink()
+    assert sweep.next_command(job_of(Path("sweep"))) == job_of(Path("sweep")).command
+
+
+def test_the_newest_run_counts(tmp_path: Path) -> None:
+    """Numbers are compared as numbers, and seed 1 is not seed 11 or another experiment's."""
+    for name in ("1__999", "1__1000-10", "1__1000-9", "1__1000", "11__2000", "1__2000__1__3000", "1__x"):
+        (tmp_path / f"runs/a-B-v0__toy_script__{name}").mkdir(parents=True)
+    found = [run.name.removeprefix("a-B-v0__toy_script__") for run in sweep.find_runs(job_of(tmp_path, "a:B-v0"))]
+    assert found == ["1__999", "1__1000", "1__1000-9", "1__1000-10"]
+
+
+def test_the_scripts_folders_are_found(script: ModuleType, tmp_path: Path) -> None:
+    """As they name them."""
+    args = sweep.Args([Path(script.__file__ or "")], ["gymnasium:A b/C-v0"], num_seeds=1, folder=tmp_path)
+    (job,) = sweep.make_jobs(args, [])
+    for count in (1, 2):
+        script.make_run_folder(script.Args(env_id=job.env_id, exp_name=job.exp_name, seed=job.seed))
+        assert len(sweep.find_runs(job)) == count
+
+
+def test_a_changed_command_is_refused(run: Sweep) -> None:
+    """Other flags or another script under the same name, but not under another name."""
+    assert run("--", "--note", "x").status == 0
+    other = shutil.copy(SCRIPT, "toy_script.py")
+    for words in (("--", "--note", "y"), ("--",), ("--env-ids", "New-v0"), ("--script", other, "--", "--note", "x")):
+        result = run(*words)
+        assert (result.status, result.output) == (2, "")
+        assert re.fullmatch("error: --folder .*--note x.*\n", result.error)
+    assert run("--exp-name", "new", "--dry-run", "--", "--note", "y").output.startswith("0 new: ")
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--script", ("--script", "none.py")),
+        ("--script", ("--script",)),
+        ("--env-ids", ("--env-ids",)),
+        ("--env-ids", ("--env-ids", "a:B-v0", "a/B-v0")),
+        ("--exp-name", ("--script", str(SCRIPT), str(ROOT / "ppo_continuous.py"), "--exp-name", "both")),
+        ("--num-seeds", ("--num-seeds", "0")),
+        ("--num-seeds", ("--num-seeds", "two")),
+        ("--first-seed", ("--first-seed", "-1")),
+        ("--workers", ("--workers", "0")),
+        ("--runs-per-gpu", ("--runs-per-gpu", "0")),
+        ("--runs-per-gpu", ("--runs-per-gpu", "2", "--launcher", "slurm")),
+        ("--sbatch-args", ("--sbatch-args=--gpus=1",)),
+        ("--launcher", ("--launcher", "cloud")),
+        ("--launcher slurm", ("--launcher", "slurm")),
+        ("--launcher ray", ("--launcher", "ray")),
+        ("--folder", ("--folder", "/proc/none")),
+        ("--folder", ("--folder", "bad")),
+        ("--folder", ("--folder", "other")),
+        ("--folder", ("--folder", "locked")),
+        ("--job", ("--job", "1")),
+        ("--seed", ("--", "--seed", "3")),
+        ("--env-id", ("--", "--env_id=A")),
+        ("--resume", ("--", "--resume", "runs/a")),
+    ],
+)
+def test_bad_input(flag: str, words: tuple[str, ...], run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence that names the flag, and nothing is started."""
+    monkeypatch.setattr(sweep, "find_spec", lambda name: None)
+    for name, text in (("bad", "[{"), ("other", '{"name": "a web page"}')):
+        Path(name).mkdir()
+        Path(name, "manifest.json").write_text(text)
+    Path("locked/lock").mkdir(parents=True)
+    result = run(*words)
+    assert (result.status, result.output) == (2, "")
+    assert flag in result.error
+    assert re.fullmatch("error: .*\n", result.error) or result.error.count("sweep --help") == 1  # the latter is tyro's
+    assert not list(Path().glob("*/runs"))
+
+
+def test_gpus_are_shared_out(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each to as many runs as asked for at a time, and no more workers than that."""
+    add_command("nvidia-smi", "echo 'GPU 0: NVIDIA A (UUID: GPU-aa-1)'; echo 'GPU 1: NVIDIA B (UUID: GPU-bb-2)'")
+    words = ("--num-seeds", "4", "--workers", "4", "--runs-per-gpu")
+    result = run(*words, "1")
+    assert (result.status, result.error[:16]) == (2, "error: --workers")
+    assert run(*words, "2").status == 0
+    assert sorted(fact["gpu"] for fact in facts()) == ["GPU-aa-1", "GPU-aa-1", "GPU-bb-2", "GPU-bb-2"]
+    (entry,) = json.loads(Path("sweep/manifest.json").read_text())
+    assert entry["gpus"][1] == "GPU 1: NVIDIA B (UUID: GPU-bb-2)"
+
+    mig = "  MIG 1g.18gb     Device  {}: (UUID: MIG-{})"
+    add_command("nvidia-smi", f"echo 'GPU 0: A (UUID: GPU-aa)'; echo '{mig.format(0, 'x')}'; echo '{mig.format(1, 'y')}'")
+    assert sweep.find_gpus() == ["MIG-x", "MIG-y"]
+    for visible, gpus in (("2, 3", ["2", "3"]), ("", []), ("-1", [])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert sweep.find_gpus() == gpus
+
+
+def test_slurm(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array job of what has not finished, with sbatch's stand-in running its tasks; a dry run only prints it."""
+    indices = "$(sed -n 's/.*--array=\\([0-9,]*\\)%.*/\\1/p' $1 | tr , ' ')"
+    add_command("sbatch", f"echo submitted $1; for i in {indices}; do SLURM_ARRAY_TASK_ID=$i bash $1; done; exit 0")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
+    Path("broken").touch()
+    words = ("--num-seeds", "3", "--launcher", "slurm", "--workers", "8", "--sbatch-args=--gpus=1 --partition=a")
+    extra = ("--", "--breaks", str(Path("broken").resolve()), "--note", "two words")
+    dry = run(*words, "--dry-run", *extra).output
+    assert [line.split(":")[0] for line in dry.splitlines()[:3]] == ["0 new", "1 new", "2 new"]
+    assert re.search(r"^#SBATCH .*--array=0,1,2%8$", dry, re.MULTILINE)
+    assert re.search(r"^#SBATCH .*--gpus=1 --partition=a$", dry, re.MULTILINE)
+    assert not Path("sweep").exists()
+
+    first = run(*words, *extra)
+    assert first.status == 0
+    assert f"submitted {Path('sweep/job.sh').resolve()}" in first.output
+    assert [fact["threads"] for fact in facts()] == ["3", "3"]
+    states = [line.split(":")[0] for line in run(*words, "--dry-run", *extra).output.splitlines()[:3]]
+    assert states == ["0 finished", "1 failed", "2 finished"]
+
+    Path("broken").unlink()
+    assert run(*words, *extra).status == 0
+    assert [len(records(f"Toy-v0__toy_script__{seed}")) for seed in (1, 2, 3)] == [2, 4, 2]
+    assert "nothing to submit" in run(*words, *extra).output
+    add_command("sbatch", "exit 1")
+    assert run(*words, "--num-seeds", "4", *extra).status == 2
+
+
+def test_ray() -> None:
+    """Runs, failures and stops on a cluster of this machine are those of the local launcher."""
+    pytest.importorskip("ray")
+    Path("broken").touch()
+    extra = ("--", "--breaks", str(Path("broken").resolve()), "--total-timesteps", "40")
+    with begin("--num-seeds", "2", "--launcher", "ray", "--workers", "2", *extra, stdout=subprocess.PIPE) as process:
+        wait_for(lambda: steps("Toy-v0__toy_script__1") and len(records("Toy-v0__toy_script__2")) == 2)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert "    ValueError: the task broke\n" in output
+    assert "1 stopped, 1 failed\n" in output
+    assert [records(f"Toy-v0__toy_script__{seed}")[-1]["exit"] for seed in (1, 2)] == [143, 1]
+
+
+@pytest.mark.parametrize("name", ["ppo_continuous", "sac_continuous", "ppo_selfplay", "sac_selfplay"])
+def test_words_of_the_scripts_are_understood(name: str, tmp_path: Path) -> None:
+    """The lines that each script prints, as they stand in its source, and only the progress of the last attempt."""
+    source = (ROOT / f"{name}.py").read_text()
+    assert f'fail(f"{sweep.NOTHING_LEFT}' in source
+    (template,) = re.findall(r'f"(step \{.*? steps/s)', source)
+    line = template.format(global_step=12_000, total_steps=200_000, steps_per_second=1234.4)
+    job = job_of(tmp_path)
+    assert sweep.read_progress(job) == {}
+    job.log.parent.mkdir()
+    job.log.write_text(f"$ python a.py\nstep 1 of 2, 3 steps/s, \n$ python a.py --resume\ngoing on\n{line}, return 1.5, x\nb\n")
+    left = "0:02:32 left"  # 188,000 / 1,234 = 152.3
+    assert list(sweep.read_progress(job).values()) == ["step 12,000 (6%)", "1,234/s", "return 1.5, x", left]
+    job.log.write_text(job.log.read_text() + "$ python a.py --resume\n")
+    assert sweep.read_progress(job) == {}
+
+
+def test_progress_without_a_terminal(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines at the start, at the end and now and then."""
+    monkeypatch.setattr(sweep, "PROGRESS_SECONDS", 0.4)
+    lines = run("--", "--total-timesteps", "9").output.splitlines()
+    assert lines[1] == "starting: Toy-v0__toy_script__1 (new)"
+    assert any(re.fullmatch(r"running: .*__1, step \d \(\d+%\), 1,000/s, return [\d.]+, 0:00:00 left", line) for line in lines)
+    assert lines[-2:] == ["finished: Toy-v0__toy_script__1, evaluation: return 7.25 +/- 0.50", "1 finished"]
+
+
+def test_table_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row a run, failures first among those that have ended; at the end the cursor is back."""
+    for variable, value in {"COLUMNS": "120", "LINES": "30", "TERM": "xterm"}.items():
+        monkeypatch.setenv(variable, value)
+    Path("broken").touch()
+    extra = ("--", "--total-timesteps", "12", "--breaks", str(Path("broken").resolve()))
+    terminal, other_end = pty.openpty()
+    with begin("--num-seeds", "2", *extra, stdin=other_end, stdout=other_end, stderr=other_end) as process:
+        os.close(other_end)
+        output = b""
+        with suppress(OSError):  # the end, on Linux
+            while chunk := os.read(terminal, 4096):
+                output += chunk
+    os.close(terminal)
+    assert process.returncode == 1
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]|\r", "", output.decode())
+    assert re.search(r"^Toy-v0__toy_script__1 running +\d+ \(\d+%\) 1,000 +[\d.]+ +0:00:00 *$", text, re.MULTILINE)
+    assert re.search(r"^Toy-v0__toy_script__2 waiting *$", text, re.MULTILINE)
+    table = text[text.rindex("run  ") :]
+    assert table.index("__2 failed") < table.index("__1 finished")
+    assert output.rindex(b"\x1b[?25h") > output.rindex(b"\x1b[?25l")
