@@ -6,4 +6,4 @@ export OMP_NUM_THREADS=1
 python ppo_continuous.py --env-id HalfCheetah-v5
 python sac_continuous.py --env-id HalfCheetah-v5 --total-timesteps 100000 --eval-freq 50000
 python sac_continuous.py --env-id HalfCheetah-v5 --total-timesteps 100000 --value-network --exp-name sac_value
-python -m benchmark.curves runs/HalfCheetah-v5__*
+python -m benchmark.report runs/HalfCheetah-v5__* --output benchmark/results/halfcheetah
