@@ -32,6 +32,7 @@ import platform
 import random
 import re
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -574,16 +575,40 @@ def write_file(path: Path, contents: bytes) -> None:
 
 def log_metrics(writer: SummaryWriter, metrics: dict[str, float], global_step: int, args: Args) -> None:
     """One point of every metric, in TensorBoard and, with --track, in W&B. A full disk costs points, and not the run."""
+    if args.track:
+        import wandb
+
+        assert wandb.run is not None
+        if global_step >= wandb.run.step:  # else W&B has had it, before the run was killed and resumed
+            wandb.log(metrics, step=global_step)
     try:
         for name, value in metrics.items():
             writer.add_scalar(name, value, global_step)
     except OSError as error:
         print(f"warning: points of step {global_step:,} are not in TensorBoard: {error}", file=sys.stderr)
         writer.file_writer = writer.all_writers = None  # its thread is gone: the next points go to a new file
-    if args.track:
-        import wandb
 
-        wandb.log(metrics, step=global_step)
+
+def start_tracking(folder: Path, args: Args) -> None:
+    """Begins or goes on with the W&B run that has the folder's name, and gives it all points of TensorBoard's that it lacks.
+
+    Offline these are all of a resumed run's: a kill may have cut off the old record, and the new one takes its place.
+    """
+    import wandb
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for record in (folder / "wandb").glob("offline-run-*"):
+        shutil.rmtree(record)
+    project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
+    run = wandb.init(project=project, entity=entity, id=folder.name, resume="allow", dir=folder.resolve(), config=config)
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    points: dict[int, dict[str, float]] = {}
+    for name in events.Tags()["scalars"]:
+        for event in events.Scalars(name):
+            points.setdefault(event.step, {})[name] = event.value
+    for step in sorted(points):
+        if step >= run.step:
+            run.log(points[step], step=step)
 
 
 def save_model(folder: Path, agent: Agent, args: Args) -> None:
@@ -774,10 +799,7 @@ def main(args: Args) -> None:
     except OSError as error:
         fail(f"the run folder cannot be written: {error}")
     if args.track:
-        import wandb
-
-        project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
-        wandb.init(project=project, entity=entity, id=folder.name, resume="allow", dir=folder.resolve(), config=config)
+        start_tracking(folder, args)
     writer = SummaryWriter(str(folder))
 
     # --- storage ---
@@ -911,6 +933,8 @@ def main(args: Args) -> None:
     for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         signal.signal(signum, handler)  # nothing is left to lose: a stop signal ends a transfer that hangs
     if args.track:
+        import wandb
+
         wandb.finish()
     if args.upload_model and is_finished:
         upload_model(folder, args, metrics)

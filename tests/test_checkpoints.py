@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import struct
 import sys
 import time
 import traceback
@@ -25,6 +26,7 @@ import torch
 from conftest import TINY
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toy_envs import Faulty
+from wandb.proto import wandb_internal_pb2
 
 import ppo_continuous
 import ppo_selfplay
@@ -492,3 +494,40 @@ def test_the_buffer_is_on_disk_once(script: ModuleType, monkeypatch: pytest.Monk
     monkeypatch.setattr(script, "write_file", spy)
     script.main(script.Args(**LIVELY[script.__name__] | flags))
     assert sum(written) == 1200
+
+
+def leveldb_records(log: bytes) -> Iterator[bytes]:
+    """The records of a log in LevelDB's format, which W&B writes after seven bytes of its own."""
+    record, position = b"", 7
+    while position + 7 <= len(log):
+        if position % 32768 > 32768 - 7:  # a block's end, too short for a header
+            position += 32768 - position % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", log[position : position + 7])
+        record, position = record + log[position + 7 : position + 7 + length], position + 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield record
+            record = b""
+
+
+def test_wandb_goes_on_in_the_same_run(any_script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline, with the real client: after a kill and a resume its files hold each point of TensorBoard's once."""
+    flags = {"track": True, "wandb_project_name": "killed"}
+    pid = start(any_script, *words(any_script, **flags))
+    while not list(Path("runs").glob("*/checkpoint.previous.pt")):
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGKILL)
+    wait(pid)
+    assert run(any_script, "--resume", str(only_run())) == 0, Path("out.txt").read_text()
+    rows: list[tuple[int, str]] = []
+    (record,) = (only_run() / "wandb").glob(f"offline-run-*/run-{only_run().name}.wandb")
+    for data in leveldb_records(record.read_bytes()):
+        entry = wandb_internal_pb2.Record.FromString(data)  # type: ignore[attr-defined]
+        if entry.HasField("history"):
+            keys = [item.key or "/".join(item.nested_key) for item in entry.history.item]
+            rows += [(entry.history.step.num, key) for key in keys if not key.startswith("_")]
+    events = EventAccumulator(str(only_run()), size_guidance={"scalars": 0}).Reload()
+    points = [(event.step, tag) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
+    assert len(set(rows)) == len(rows)
+    assert sorted(rows) == sorted(points)
