@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from ppo_continuous import compute_gae
 
@@ -75,3 +78,14 @@ def test_by_hand() -> None:
     ]:
         advantages = compute_gae(rewards, values, next_values, column(*terminated), column(*done), 0.5, 0.5)
         assert advantages.flatten().tolist() == pytest.approx(expected)
+
+
+@given(shape=st.tuples(st.integers(1, 12), st.integers(1, 3)), data=st.data())
+@settings(deadline=None)
+def test_any_rollout(shape: tuple[int, int], data: st.DataObject) -> None:
+    """Ends of any kind anywhere, and numbers of any size."""
+    names = "rewards", "values", "next_values"
+    rollout = {name: data.draw(arrays(np.float64, shape, elements=st.floats(-1e3, 1e3))) for name in names}
+    rollout["dones"] = data.draw(arrays(np.bool_, shape))
+    rollout["terminations"] = rollout["dones"] & data.draw(arrays(np.bool_, shape))
+    np.testing.assert_allclose(compute(rollout), gae_by_definition(**rollout), atol=1e-8)

@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sac_continuous import ReplayBuffer
 
@@ -53,3 +55,33 @@ def test_an_unfilled_buffer_gives_only_what_it_holds() -> None:
     buffer = ReplayBuffer(1000, 1, 1, torch.device("cpu"), Path())
     buffer.add(*(np.ones(shape) for shape in ((3, 1), (3, 1), 3, (3, 1), 3)))
     assert all((field == 1.0).all() for field in buffer.sample(500))
+
+
+@given(
+    capacity=st.integers(4, 20),
+    steps=st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["", "save", "save and reload"])), max_size=40),
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_order_of_saving_and_loading(tmp_path: Path, capacity: int, steps: list[tuple[int, str]]) -> None:
+    """A buffer read from files at any time holds the last `capacity` transitions, in the rows in which they were."""
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+
+    def make() -> ReplayBuffer:
+        return ReplayBuffer(capacity, 1, 1, torch.device("cpu"), folder)
+
+    buffer, count = make(), 0
+    for num_new, then in steps:
+        if num_new:
+            numbers = np.arange(count, count + num_new, dtype=np.float32)
+            buffer.add(numbers[:, None], numbers[:, None], numbers, numbers[:, None], numbers)
+            count += num_new
+        if then:
+            state = buffer.state_dict()
+            buffer.remove_old_files()
+            assert all(stop > count - capacity and stop - start <= capacity for start, stop in state["files"])
+        if then == "save and reload":
+            buffer = make()
+            buffer.load_state_dict(state)
+        assert buffer.total == count
+        kept = np.arange(max(0, count - capacity), count)
+        assert (buffer.data[kept % capacity].numpy() == kept[:, None]).all()
