@@ -123,7 +123,7 @@ class Args:
     """games that are stepped together"""
 
     # --- self-play ---
-    save_steps: int = 100_000
+    save_steps: int = 60_000
     """learner's steps between two snapshots"""
     window: int = 50
     """snapshots that the pool holds; the oldest one leaves it"""
@@ -147,7 +147,7 @@ class Args:
     """the largest change of a rating in one game"""
 
     # --- algorithm ---
-    total_timesteps: int = 5_000_000
+    total_timesteps: int = 3_000_000
     """game steps of the whole run, over all games"""
     buffer_size: int = 1_000_000
     """transitions that the replay buffer holds; the oldest are overwritten"""
@@ -159,7 +159,7 @@ class Args:
     """updates for each game step: 0.02 is one in fifty"""
     gamma: float = 0.99
     """discount factor"""
-    tau: float = 0.005
+    tau: float = 0.02
     """share of the networks that moves into their targets at each target update"""
     policy_frequency: int = 1
     """the actor is updated every this many updates, then as many times"""
@@ -177,7 +177,7 @@ class Args:
     """the same for the critics"""
     alpha_lr_schedule: Literal["constant", "linear"] = "constant"
     """the same for the entropy coefficient"""
-    alpha: float = 0.2
+    alpha: float = 0.01
     """entropy coefficient: its initial value, or its fixed value with --no-autotune"""
     autotune: bool = True
     """learn the entropy coefficient"""

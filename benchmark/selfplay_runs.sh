@@ -14,10 +14,8 @@ for seed in ${2:-1 2 3 4 5}; do
         ppo_sumo_multidiscrete) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --total-timesteps 3000000 --env-kwargs '{"actions": "multidiscrete"}' ;;
         ppo_pursuit) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --total-timesteps 5000000 --opponent-sampling uniform --env-id pursuit ;;
         sac_sumo) python "$scripts/sac_selfplay.py" --exp-name "$1" --seed "$seed" $common ;;
-        sac_sumo_3m) python "$scripts/sac_selfplay.py" --exp-name "$1" --seed "$seed" $common --total-timesteps 3000000 --save-steps 60000 ;;
-        sac_sumo_uniform) python "$scripts/sac_selfplay.py" --exp-name "$1" --seed "$seed" $common --opponent-sampling uniform ;;
-        sac_sumo_discrete) python "$scripts/sac_selfplay.py" --exp-name "$1" --seed "$seed" $common --total-timesteps 1500000 --opponent-sampling uniform --env-kwargs '{"actions": "discrete"}' ;;
-        sac_sumo_multidiscrete) python "$scripts/sac_selfplay.py" --exp-name "$1" --seed "$seed" $common --total-timesteps 1500000 --opponent-sampling uniform --env-kwargs '{"actions": "multidiscrete"}' ;;
+        sac_sumo_discrete) python "$scripts/sac_selfplay.py" --exp-name "$1" --seed "$seed" $common --env-kwargs '{"actions": "discrete"}' ;;
+        sac_sumo_multidiscrete) python "$scripts/sac_selfplay.py" --exp-name "$1" --seed "$seed" $common --env-kwargs '{"actions": "multidiscrete"}' ;;
         sac_pursuit) python "$scripts/sac_selfplay.py" --exp-name "$1" --seed "$seed" $common --total-timesteps 2000000 --env-id pursuit ;;
         *) echo "unknown: $1" && exit 2 ;;
     esac
