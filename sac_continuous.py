@@ -885,6 +885,10 @@ def main(args: Args) -> None:
     print(f"{args.exp_name}: {args.env_id}, seed {args.seed}, {total_steps:,} steps on {device}, run folder {folder}")
     if total_steps != args.total_timesteps:
         print(f"--total-timesteps {args.total_timesteps:,} is rounded up to a multiple of --num-envs {args.num_envs}")
+    longest = args.num_envs * (gym.spec(args.env_id).max_episode_steps or 0)
+    if 0 < args.checkpoint_freq < longest:
+        flag = f"--checkpoint-freq {args.checkpoint_freq:,}"
+        print(f"warning: {flag} cuts episodes off that would take up to {longest:,} steps of all environments", file=sys.stderr)
 
     # --- agent and optimisers ---
     agent = Agent(envs, args).to(device)

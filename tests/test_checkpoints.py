@@ -531,3 +531,12 @@ def test_wandb_goes_on_in_the_same_run(any_script: ModuleType, monkeypatch: pyte
     points = [(event.step, tag) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
     assert len(set(rows)) == len(rows)
     assert sorted(rows) == sorted(points)
+
+
+def test_checkpoints_that_cut_episodes_off(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pendulum's episodes are 200 steps long."""
+    for checkpoint_freq, is_too_often in ((599, True), (600, False), (0, False)):
+        flags = {"checkpoint_freq": checkpoint_freq, "num_envs": 3, "env_id": "Pendulum-v1", "eval_freq": 0, "cuda": False}
+        script.main(script.Args(**TINY[script.__name__] | flags | {"total_timesteps": 96}))
+        warning = "warning: --checkpoint-freq 599 cuts episodes off that would take up to 600 steps of all environments"
+        assert (warning in capsys.readouterr().err) == is_too_often

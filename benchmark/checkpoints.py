@@ -1,0 +1,42 @@
+"""What checkpoints cost: runs a script as it is, and adds up the seconds in which it saves them.
+
+    python -m benchmark.checkpoints sac_continuous --env-id HalfCheetah-v5 --updates-per-step 0
+    python -m benchmark.checkpoints ppo_continuous --env-id HalfCheetah-v5 --total-timesteps 300000
+
+Without updates SAC makes a million steps in a few minutes, and saves as many transitions as with them. What follows the script's
+name goes to the script.
+"""
+
+import importlib
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def main(name: str, *words: str) -> None:
+    """Runs the script and prints its checkpoints' number, seconds and size."""
+    script: Any = importlib.import_module(name)
+    save_checkpoint = script.save_checkpoint
+    seconds: list[float] = []
+    folders: set[Path] = set()
+
+    def timed(folder: Path, *args: Any) -> bool:
+        began = time.perf_counter()
+        is_saved: bool = save_checkpoint(folder, *args)
+        seconds.append(time.perf_counter() - began)
+        folders.add(folder)
+        return is_saved
+
+    script.save_checkpoint = timed
+    began = time.perf_counter()
+    script.main(script.parse_args(list(words)))
+    total = time.perf_counter() - began
+    (folder,) = folders
+    size = sum(path.stat().st_size for path in folder.rglob("*") if "checkpoint" in str(path.relative_to(folder)))
+    share = f"{sum(seconds):.2f} s in all, {sum(seconds) / total:.2%} of {total:.0f} s"
+    print(f"{len(seconds)} checkpoints, {share}, the longest {max(seconds):.2f} s; {size / 1e6:.1f} MB on disk at the end")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
