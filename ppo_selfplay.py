@@ -652,11 +652,15 @@ def lock_folder(folder: Path) -> TextIO:
 def write_file(path: Path, contents: bytes) -> None:
     """Replaces a file as a whole: after a kill or a power cut there is the old one or the new one, and no half of one."""
     new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
-        file.write(contents)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    try:
+        with new.open("wb") as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)  # half a file, which fills the disk
+        raise
 
 
 def log_metrics(writer: SummaryWriter, metrics: dict[str, float], global_step: int, args: Args) -> None:
@@ -672,7 +676,6 @@ def log_metrics(writer: SummaryWriter, metrics: dict[str, float], global_step: i
             writer.add_scalar(name, value, global_step)
     except OSError as error:
         print(f"warning: points of step {global_step:,} are not in TensorBoard: {error}", file=sys.stderr)
-        writer.file_writer = writer.all_writers = None  # its thread is gone: the next points go to a new file
 
 
 def start_tracking(folder: Path, args: Args) -> None:
@@ -770,6 +773,9 @@ def save_checkpoint(folder: Path, writer: SummaryWriter, parts: Mapping[str, Any
     """
     try:
         writer.flush()
+    except OSError:  # its thread is gone, and the points with it: the next ones go to a new file
+        writer.file_writer = writer.all_writers = None
+    try:
         state = {name: part.state_dict() for name, part in parts.items()} | dict(counters)
         state["events"] = {path.name: path.stat().st_size for path in folder.glob("events.*")}
         contents = io.BytesIO()

@@ -3,7 +3,7 @@
     python -m benchmark.checkpoints sac_continuous --env-id HalfCheetah-v5 --updates-per-step 0
     python -m benchmark.checkpoints ppo_continuous --env-id HalfCheetah-v5 --total-timesteps 300000
 
-Without updates SAC makes a million steps in a few minutes, and saves as many transitions as with them. What follows the script's
+Without updates SAC makes a million steps in minutes, and saves as many transitions as with them. What follows the script's
 name goes to the script.
 """
 

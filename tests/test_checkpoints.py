@@ -463,6 +463,7 @@ def test_a_disk_that_stays_full(
     captured = capsys.readouterr()
     assert "are not in TensorBoard: [Errno 28] No space left on device" in captured.err
     assert "warning: no model.pt: [Errno 28] No space left on device" in captured.err
+    assert not list(only_run().rglob("*.new"))
     assert "evaluation: return" in captured.out or "scores: " in captured.out
     folder = only_run().resolve()
     monkeypatch.undo()
