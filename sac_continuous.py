@@ -96,7 +96,7 @@ class Args:
     evaluate: Path | None = None
     """do not train: load the model of this run folder, and print the returns of --eval-episodes episodes"""
     checkpoint_freq: int = 20_000
-    """environment steps between two checkpoints, at which all environments are reset; 0 writes one only at the end"""
+    """environment steps between two checkpoints, at which all environments are reset; 0 writes only the first and the last"""
     resume: Path | None = None
     """go on with the run of this folder, from its last checkpoint and with its arguments"""
 
@@ -494,7 +494,8 @@ class ReplayBuffer:
         needed = {f"{start}.npz" for start, _ in self.files + self.files_before}
         for path in self.folder.iterdir():
             if path.name not in needed:
-                path.unlink()
+                with suppress(OSError):  # no more than room on the disk is lost
+                    path.unlink()
         self.files_before = self.files
 
 
@@ -656,14 +657,16 @@ def make_run_folder(args: Args) -> Path:
 
 def lock_folder(folder: Path) -> TextIO:
     """Keeps other processes from the same run, until the file that it returns is closed or the process ends."""
-    lock = (folder / "lock").open("w")
-    if sys.platform != "win32":
-        import fcntl
+    try:
+        lock = (folder / "lock").open("w")
+        if sys.platform != "win32":
+            import fcntl
 
-        try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            fail(f"--resume takes a run that is not running, and {folder} is")
+    except BlockingIOError:
+        fail(f"--resume takes a run that is not running, and {folder} is")
+    except OSError as error:
+        fail(f"the run folder cannot be written: {error}")
     return lock
 
 
@@ -812,6 +815,9 @@ def save_checkpoint(folder: Path, writer: SummaryWriter, parts: Mapping[str, Any
     try:
         state = {name: part.state_dict() for name, part in parts.items()} | dict(counters)
         state["events"] = {path.name: path.stat().st_size for path in folder.glob("events.*")}
+        for name in state["events"]:
+            with (folder / name).open("rb+") as file:
+                os.fsync(file.fileno())
         contents = io.BytesIO()
         torch.save(state | {"format": CHECKPOINT_FORMAT, "versions": VERSIONS}, contents)
         write_file(folder / "checkpoint.next.pt", contents.getvalue())
@@ -830,8 +836,11 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
 
     Cuts off what was logged after it, so that no point is there twice.
     """
-    reasons = []
-    for path in (folder / "checkpoint.pt", folder / "checkpoint.previous.pt"):
+    damaged: dict[Path, str] = {}
+    names = ["checkpoint.pt", "checkpoint.previous.pt"]
+    if (folder / "checkpoint.next.pt").exists():  # whole, but a kill came before it got its name
+        names = ["checkpoint.next.pt", *names]
+    for path in map(folder.joinpath, names):
         try:
             with zipfile.ZipFile(path) as archive:
                 if archive.testzip() is not None:  # PyTorch itself does not look at the checksums
@@ -842,19 +851,23 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
             for name, part in parts.items():
                 part.load_state_dict(state[name])
         except UNREADABLE as error:
-            reasons.append(f"{path.name}: {type(error).__name__}: {error}".splitlines()[0])
+            damaged[path] = f"{path.name}: {type(error).__name__}: {error}".splitlines()[0]
             continue
-        if reasons:
-            print(f"warning: going on from {path.name}, for the newer one is not whole ({reasons[0]})", file=sys.stderr)
+        if damaged:
+            reason = "; ".join(damaged.values())
+            print(f"warning: going on from {path.name}, for the newer one is not whole ({reason})", file=sys.stderr)
+        for damaged_path in damaged:
+            damaged_path.unlink(missing_ok=True)  # else it would take the place of the one before
         if state["versions"] != VERSIONS:
             print(f"warning: the run was begun with {state['versions']} and goes on with {VERSIONS}", file=sys.stderr)
         for events in folder.glob("events.*"):
             if events.name in state["events"]:
-                os.truncate(events, state["events"][events.name])
+                os.truncate(events, min(state["events"][events.name], events.stat().st_size))
             else:
                 events.unlink()
         return state
-    fail(f"--resume takes a run folder with a whole checkpoint of this script, and {folder} has none ({'; '.join(reasons)})")
+    reason = "; ".join(damaged.values())
+    fail(f"--resume takes a run folder with a whole checkpoint of this script, and {folder} has none ({reason})")
 
 
 # === Main =============================================================================================================
@@ -891,7 +904,9 @@ def main(args: Args) -> None:
     print(f"{args.exp_name}: {args.env_id}, seed {args.seed}, {total_steps:,} steps on {device}, run folder {folder}")
     if total_steps != args.total_timesteps:
         print(f"--total-timesteps {args.total_timesteps:,} is rounded up to a multiple of --num-envs {args.num_envs}")
-    longest = args.num_envs * (gym.spec(args.env_id).max_episode_steps or 0)
+    longest = 0
+    with suppress(gym.error.Error):  # an id without a version, say, which can be made but not looked up
+        longest = args.num_envs * (gym.spec(args.env_id.rpartition(":")[2]).max_episode_steps or 0)
     if 0 < args.checkpoint_freq < longest:
         flag = f"--checkpoint-freq {args.checkpoint_freq:,}"
         print(f"warning: {flag} cuts episodes off that would take up to {longest:,} steps of all environments", file=sys.stderr)
@@ -915,6 +930,7 @@ def main(args: Args) -> None:
         counters = {name: value for name, value in load_checkpoint(folder, parts).items() if name in counters}
         if counters["is_finished"] and counters["global_step"] >= total_steps:
             fail(f"--resume takes a run that has not finished, or more --total-timesteps than the {total_steps:,} of {folder}")
+        counters["is_finished"] = False
         print(f"going on from step {counters['global_step']:,}")
     try:
         write_file(folder / "args.json", json.dumps(asdict(args) | {"resume": None}, indent=2).encode())
@@ -923,6 +939,8 @@ def main(args: Args) -> None:
     if args.track:
         start_tracking(folder, args)
     writer = SummaryWriter(str(folder))
+    if args.resume is None:
+        save_checkpoint(folder, writer, parts, counters)
 
     # --- loop ---
     global_step, num_updates = counters["global_step"], counters["num_updates"]
@@ -971,7 +989,7 @@ def main(args: Args) -> None:
 
             # update
             while num_updates < int(args.updates_per_step * (global_step - args.learning_starts)):
-                update_metrics = update(agent, optimizers, buffer.sample(args.batch_size), args, num_updates)
+                update_metrics |= update(agent, optimizers, buffer.sample(args.batch_size), args, num_updates)
                 num_updates += 1
 
             # log
@@ -1022,8 +1040,11 @@ def main(args: Args) -> None:
 
     # --- end: save, say what to do next ---
     progress.close()
-    envs.close()
+    if is_sound and not all(x.isfinite().all() for x in agent.parameters()):
+        failure, is_sound, is_finished = f"weights are not finite numbers at step {global_step:,}", False, False
     if is_sound:
+        if args.save_model:
+            save_model(folder, agent, args)
         extra_resets = counters["extra_resets"] + ([] if begins_anew else [global_step])
         counters |= {
             "global_step": global_step,
@@ -1033,8 +1054,10 @@ def main(args: Args) -> None:
         }
         if save_checkpoint(folder, writer, parts, counters):
             buffer.remove_old_files()
-        if args.save_model:
-            save_model(folder, agent, args)
+    try:
+        envs.close(**({"terminate": True} if failure else {}))
+    except Exception as error:  # the task's own code, or a process of it that is gone
+        print(f"warning: {args.env_id} cannot be closed: {type(error).__name__}: {error}", file=sys.stderr)
     with suppress(OSError):  # of which log_metrics has told
         writer.close()
     for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
@@ -1049,7 +1072,7 @@ def main(args: Args) -> None:
     print(f"run folder: {folder}\nnext: tensorboard --logdir runs")
     if (folder / "model.pt").exists():
         print(f"      python {Path(__file__).name} --evaluate {folder} --eval-episodes {args.eval_episodes} --capture-video")
-    if not is_finished:
+    if not is_finished and (folder / "checkpoint.pt").exists():
         print(f"      python {Path(__file__).name} --resume {folder}")
     if failure:
         print(f"error: {failure}", file=sys.stderr)

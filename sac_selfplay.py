@@ -106,7 +106,7 @@ class Args:
     against: str | None = None
     """the opponent for --evaluate: another run folder, or the name of a scripted player"""
     checkpoint_freq: int = 200_000
-    """game steps between two checkpoints, at which all games begin anew; 0 writes one only at the end"""
+    """game steps between two checkpoints, at which all games begin anew; 0 writes only the first and the last"""
     resume: Path | None = None
     """go on with the run of this folder, from its last checkpoint and with its arguments"""
 
@@ -560,7 +560,8 @@ class ReplayBuffer:
         needed = {f"{start}.npz" for start, _ in self.files + self.files_before}
         for path in self.folder.iterdir():
             if path.name not in needed:
-                path.unlink()
+                with suppress(OSError):  # no more than room on the disk is lost
+                    path.unlink()
         self.files_before = self.files
 
 
@@ -790,14 +791,16 @@ def make_run_folder(args: Args) -> Path:
 
 def lock_folder(folder: Path) -> TextIO:
     """Keeps other processes from the same run, until the file that it returns is closed or the process ends."""
-    lock = (folder / "lock").open("w")
-    if sys.platform != "win32":
-        import fcntl
+    try:
+        lock = (folder / "lock").open("w")
+        if sys.platform != "win32":
+            import fcntl
 
-        try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            fail(f"--resume takes a run that is not running, and {folder} is")
+    except BlockingIOError:
+        fail(f"--resume takes a run that is not running, and {folder} is")
+    except OSError as error:
+        fail(f"the run folder cannot be written: {error}")
     return lock
 
 
@@ -930,6 +933,9 @@ def save_checkpoint(folder: Path, writer: SummaryWriter, parts: Mapping[str, Any
     try:
         state = {name: part.state_dict() for name, part in parts.items()} | dict(counters)
         state["events"] = {path.name: path.stat().st_size for path in folder.glob("events.*")}
+        for name in state["events"]:
+            with (folder / name).open("rb+") as file:
+                os.fsync(file.fileno())
         contents = io.BytesIO()
         torch.save(state | {"format": CHECKPOINT_FORMAT, "versions": VERSIONS}, contents)
         write_file(folder / "checkpoint.next.pt", contents.getvalue())
@@ -948,8 +954,11 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
 
     Cuts off what was logged after it, so that no point is there twice.
     """
-    reasons = []
-    for path in (folder / "checkpoint.pt", folder / "checkpoint.previous.pt"):
+    damaged: dict[Path, str] = {}
+    names = ["checkpoint.pt", "checkpoint.previous.pt"]
+    if (folder / "checkpoint.next.pt").exists():  # whole, but a kill came before it got its name
+        names = ["checkpoint.next.pt", *names]
+    for path in map(folder.joinpath, names):
         try:
             with zipfile.ZipFile(path) as archive:
                 if archive.testzip() is not None:  # PyTorch itself does not look at the checksums
@@ -960,19 +969,23 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
             for name, part in parts.items():
                 part.load_state_dict(state[name])
         except UNREADABLE as error:
-            reasons.append(f"{path.name}: {type(error).__name__}: {error}".splitlines()[0])
+            damaged[path] = f"{path.name}: {type(error).__name__}: {error}".splitlines()[0]
             continue
-        if reasons:
-            print(f"warning: going on from {path.name}, for the newer one is not whole ({reasons[0]})", file=sys.stderr)
+        if damaged:
+            reason = "; ".join(damaged.values())
+            print(f"warning: going on from {path.name}, for the newer one is not whole ({reason})", file=sys.stderr)
+        for damaged_path in damaged:
+            damaged_path.unlink(missing_ok=True)  # else it would take the place of the one before
         if state["versions"] != VERSIONS:
             print(f"warning: the run was begun with {state['versions']} and goes on with {VERSIONS}", file=sys.stderr)
         for events in folder.glob("events.*"):
             if events.name in state["events"]:
-                os.truncate(events, state["events"][events.name])
+                os.truncate(events, min(state["events"][events.name], events.stat().st_size))
             else:
                 events.unlink()
         return state
-    fail(f"--resume takes a run folder with a whole checkpoint of this script, and {folder} has none ({'; '.join(reasons)})")
+    reason = "; ".join(damaged.values())
+    fail(f"--resume takes a run folder with a whole checkpoint of this script, and {folder} has none ({reason})")
 
 
 # === Main =============================================================================================================
@@ -1049,6 +1062,7 @@ def main(args: Args) -> None:
         counters = {name: value for name, value in load_checkpoint(folder, parts).items() if name in counters}
         if counters["is_finished"] and counters["global_step"] >= total_steps:
             fail(f"--resume takes a run that has not finished, or more --total-timesteps than the {total_steps:,} of {folder}")
+        counters["is_finished"] = False
         print(f"going on from step {counters['global_step']:,}")
     try:
         write_file(folder / "args.json", json.dumps(asdict(args) | {"resume": None}, indent=2).encode())
@@ -1057,6 +1071,8 @@ def main(args: Args) -> None:
     if args.track:
         start_tracking(folder, args)
     writer = SummaryWriter(str(folder))
+    if args.resume is None:
+        save_checkpoint(folder, writer, parts, counters)
 
     # --- loop ---
     global_step, status, finished_lengths = counters["global_step"], "", []
@@ -1114,7 +1130,7 @@ def main(args: Args) -> None:
             while buffer.total and num_updates[learner] < int(
                 args.updates_per_step * (game_steps[learner] - args.learning_starts)
             ):
-                update_metrics = update(agent, optimizers, buffer.sample(args.batch_size), args, num_updates[learner])
+                update_metrics |= update(agent, optimizers, buffer.sample(args.batch_size), args, num_updates[learner])
                 num_updates[learner] += 1
 
             # snapshot, change team
@@ -1198,8 +1214,11 @@ def main(args: Args) -> None:
 
     # --- end: save, say what to do next ---
     progress.close()
-    env.close()
+    if is_sound and not all(x.isfinite().all() for x in [x for agent in agents.values() for x in agent.parameters()]):
+        failure, is_sound, is_finished = f"weights are not finite numbers at step {global_step:,}", False, False
     if is_sound:
+        if args.save_model:
+            save_model(folder, agents, pools, args)
         extra_resets = counters["extra_resets"] + ([] if begins_anew else [global_step])
         counters |= {
             "global_step": global_step,
@@ -1210,8 +1229,10 @@ def main(args: Args) -> None:
         if save_checkpoint(folder, writer, parts, counters):
             for buffer in buffers.values():
                 buffer.remove_old_files()
-        if args.save_model:
-            save_model(folder, agents, pools, args)
+    try:
+        env.close()
+    except Exception as error:  # the task's own code, or a process of it that is gone
+        print(f"warning: {args.env_id} cannot be closed: {type(error).__name__}: {error}", file=sys.stderr)
     with suppress(OSError):  # of which log_metrics has told
         writer.close()
     for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
@@ -1226,7 +1247,7 @@ def main(args: Args) -> None:
         print(
             f"      python {Path(__file__).name} --evaluate {folder} --against {scripted_players(env)[-1].name} --capture-video"
         )
-    if not is_finished:
+    if not is_finished and (folder / "checkpoint.pt").exists():
         print(f"      python {Path(__file__).name} --resume {folder}")
     if failure:
         print(f"error: {failure}", file=sys.stderr)

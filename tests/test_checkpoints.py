@@ -166,7 +166,7 @@ def killed(any_script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> 
             time.sleep(0.002)
         os.kill(pid, signal.SIGKILL)
         wait(pid)
-        if not (only_run() / "checkpoint.pt").exists():  # killed between the two renames
+        if (only_run() / "checkpoint.next.pt").exists():  # killed between the two renames
             os.replace(only_run() / "checkpoint.next.pt", only_run() / "checkpoint.pt")
         return only_run().resolve()
 
@@ -226,14 +226,24 @@ def test_stopped_by_a_signal(any_script: ModuleType, signum: int, expected: int)
 
 
 def test_no_checkpoints_but_the_last(any_script: ModuleType) -> None:
-    """--checkpoint-freq 0, and a run that is over can be made longer, but is not run again as it is."""
+    """--checkpoint-freq 0 has the first and the last; a run that is over can be made longer, but is not run again as it is."""
     assert run(any_script, *words(any_script, checkpoint_freq=0, total_timesteps=1000)) == 0
     folder = only_run()
-    assert not (folder / "checkpoint.previous.pt").exists()
+    assert torch.load(folder / "checkpoint.previous.pt", weights_only=True)["global_step"] == 0
     assert run(any_script, "--resume", str(folder)) == 2
     assert "error: --resume takes a run that has not finished, or more --total-timesteps than" in Path("out.txt").read_text()
     assert run(any_script, "--resume", str(folder), "--total-timesteps", "1500") == 0, Path("out.txt").read_text()
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["global_step"] >= 1500
+
+
+def test_killed_between_two_renames(any_script: ModuleType, calm: dict[str, Any], killed: Path) -> None:
+    """The newest checkpoint is whole and has not got its name yet: it counts, and the one before is not needed."""
+    shutil.copytree(killed, Path("runs") / killed.name)
+    os.replace(only_run() / "checkpoint.pt", only_run() / "checkpoint.next.pt")
+    (only_run() / "checkpoint.previous.pt").write_bytes(b"")
+    assert run(any_script, "--resume", str(only_run())) == 0, Path("out.txt").read_text()
+    assert "warning: going on" not in Path("out.txt").read_text()
+    assert_same(calm, everything(only_run()))
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing", "other format", "buffer"])
@@ -274,7 +284,8 @@ def bad_resume(script: ModuleType, capsys: pytest.CaptureFixture[str], *argv: st
     with pytest.raises(SystemExit) as exit_info:
         script.main(script.parse_args(list(argv)))
     assert exit_info.value.code == 2
-    sentence = capsys.readouterr().err
+    lines = capsys.readouterr().err.splitlines(keepends=True)
+    sentence = "".join(line for line in lines if not line.startswith("warning: --checkpoint-freq"))
     del exit_info
     gc.collect()  # the locks that the traceback's frames hold
     assert sentence.startswith("error: ")
@@ -541,3 +552,34 @@ def test_checkpoints_that_cut_episodes_off(script: ModuleType, capsys: pytest.Ca
         script.main(script.Args(**TINY[script.__name__] | flags | {"total_timesteps": 96}))
         warning = "warning: --checkpoint-freq 599 cuts episodes off that would take up to 600 steps of all environments"
         assert (warning in capsys.readouterr().err) == is_too_often
+
+
+def test_weights_that_are_no_numbers_are_not_saved(
+    any_script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where nothing that was logged has told of them."""
+    flags = break_down(monkeypatch, any_script, "") | {"log_freq": 10**6, "checkpoint_freq": 0, "learning_starts": 30}
+    flags = {name: value for name, value in flags.items() if hasattr(any_script.Args, name)}
+    update = any_script.update
+
+    def spoilt(agent: torch.nn.Module, *args: Any) -> dict[str, torch.Tensor]:
+        metrics: dict[str, torch.Tensor] = update(agent, *args)
+        with torch.no_grad():
+            next(agent.parameters()).fill_(np.nan)
+        return {name: torch.zeros(()) for name in metrics}
+
+    monkeypatch.setattr(any_script, "update", spoilt)
+    with pytest.raises(SystemExit) as exit_info:
+        any_script.main(any_script.Args(**flags))
+    assert exit_info.value.code == 1
+    assert re.search(r"error: .* (not finite numbers|not a finite number) at step \d+$", capsys.readouterr().err)
+    assert not (only_run() / "model.pt").exists()
+    state = torch.load(only_run() / "checkpoint.pt", weights_only=True)
+    assert state["global_step"] == 0
+
+
+def test_ids_that_can_be_made_but_not_looked_up(script: ModuleType) -> None:
+    """Without a version, and with a module before them."""
+    for env_id in ("Pendulum", "toy_envs:Counting-v0"):
+        flags = {"env_id": env_id, "total_timesteps": 96, "eval_freq": 0, "eval_episodes": 1, "cuda": False}
+        script.main(script.Args(**TINY[script.__name__] | flags))
