@@ -558,6 +558,8 @@ def test_weights_that_are_no_numbers_are_not_saved(
     any_script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where nothing that was logged has told of them."""
+    if any_script is ppo_selfplay:
+        pytest.skip("it looks at its losses after each rollout, and its games would be played by such weights")
     flags = break_down(monkeypatch, any_script, "") | {"log_freq": 10**6, "checkpoint_freq": 0, "learning_starts": 30}
     flags = {name: value for name, value in flags.items() if hasattr(any_script.Args, name)}
     update = any_script.update
