@@ -943,10 +943,8 @@ def main(args: Args) -> None:
                 actions[step] = agent.act(observations[step], masks[step], noise[step])
                 global_step += args.num_games
                 result = env.step(matches.all_actions(env, agents, obs, actions[step]))
-                final_observations[step], rewards[step] = (
-                    matches.of_learner(result.final_obs),
-                    matches.of_learner(result.rewards),
-                )
+                final_observations[step] = matches.of_learner(result.final_obs)
+                rewards[step] = matches.of_learner(result.rewards)
                 terminations[step] = matches.of_learner(result.terminations)
                 dones[step] = terminations[step] | matches.of_learner(result.truncations)
                 obs = result.obs
@@ -1040,10 +1038,8 @@ def main(args: Args) -> None:
             if stop_signals:
                 break
         if not stop_signals:
-            for (
-                behavior,
-                pool,
-            ) in pools.items():  # the last snapshot is the final policy, in the place of one that is nearly as new
+            for behavior, pool in pools.items():
+                # the last snapshot is the final policy, in the place of one that is nearly as new
                 if learner_steps[behavior] > pool.latest.step:
                     if pool.latest.step > max(0, learner_steps[behavior] - args.save_steps / 2):
                         pool.snapshots.pop()
@@ -1069,7 +1065,7 @@ def main(args: Args) -> None:
 
     # --- end: save, say what to do next ---
     progress.close()
-    if is_sound and not all(x.isfinite().all() for x in [x for agent in agents.values() for x in agent.parameters()]):
+    if is_sound and not all(x.isfinite().all() for agent in agents.values() for x in agent.parameters()):
         failure, is_sound, is_finished = f"weights are not finite numbers at step {global_step:,}", False, False
     if is_sound:
         if args.save_model:

@@ -1186,10 +1186,8 @@ def main(args: Args) -> None:
                         buffer.remove_old_files()
                 begins_anew = True
         if not stop_signals:
-            for (
-                behavior,
-                pool,
-            ) in pools.items():  # the last snapshot is the final policy, in the place of one that is nearly as new
+            for behavior, pool in pools.items():
+                # the last snapshot is the final policy, in the place of one that is nearly as new
                 if learner_steps[behavior] > pool.latest.step:
                     if pool.latest.step > max(0, learner_steps[behavior] - args.save_steps / 2):
                         pool.snapshots.pop()
@@ -1214,7 +1212,7 @@ def main(args: Args) -> None:
 
     # --- end: save, say what to do next ---
     progress.close()
-    if is_sound and not all(x.isfinite().all() for x in [x for agent in agents.values() for x in agent.parameters()]):
+    if is_sound and not all(x.isfinite().all() for agent in agents.values() for x in agent.parameters()):
         failure, is_sound, is_finished = f"weights are not finite numbers at step {global_step:,}", False, False
     if is_sound:
         if args.save_model:

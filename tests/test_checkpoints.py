@@ -585,3 +585,53 @@ def test_ids_that_can_be_made_but_not_looked_up(script: ModuleType) -> None:
     for env_id in ("Pendulum", "toy_envs:Counting-v0"):
         flags = {"env_id": env_id, "total_timesteps": 96, "eval_freq": 0, "eval_episodes": 1, "cuda": False}
         script.main(script.Args(**TINY[script.__name__] | flags))
+
+
+@pytest.mark.parametrize("script", [sac_continuous, sac_selfplay], ids=lambda script: script.__name__)
+def test_metrics_of_updates_that_are_not_the_last(script: ModuleType) -> None:
+    """With --policy-frequency 2 every other update has no actor: its metrics are those of the newest update that had one."""
+    flags: dict[str, Any] = {"policy_frequency": 2, "total_timesteps": 400, "eval_freq": 0, "checkpoint_freq": 0}
+    flags |= {"learning_starts": 100, "log_freq": 40, "cuda": False}
+    if script is sac_selfplay:
+        flags |= {"env_id": "sumo", "cross_play_games": 0, "updates_per_step": 0.125}
+    else:
+        flags |= {"num_envs": 1}
+    script.main(script.Args(**LIVELY[script.__name__] | flags))
+    events = EventAccumulator(str(only_run()), size_guidance={"scalars": 0}).Reload()
+    series = {
+        name: [event.step for event in events.Scalars(f"losses/{name}")] for name in ("qf1_loss", "actor_loss", "alpha_loss")
+    }
+    assert len(series["qf1_loss"]) > 5
+    assert series["actor_loss"] == series["alpha_loss"] == series["qf1_loss"]
+
+
+def test_made_longer_and_stopped_on_the_way(any_script: ModuleType) -> None:
+    """A finished run that is made longer is unfinished again: its checkpoints say so, and --resume goes on from them."""
+    flags = {"checkpoint_freq": 0, "total_timesteps": 1000}
+    assert run(any_script, *words(any_script, **flags)) == 0
+    folder = only_run()
+    pid = start(any_script, "--resume", str(folder), "--total-timesteps", "1000000")
+    while len(list(folder.glob("events*"))) < 2:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGTERM)
+    assert wait(pid) == 143, Path("out.txt").read_text()
+    state = torch.load(folder / "checkpoint.pt", weights_only=True)
+    assert not state["is_finished"]
+    total = state["global_step"] + 1
+    assert run(any_script, "--resume", str(folder), "--total-timesteps", str(total)) == 0, Path("out.txt").read_text()
+
+
+def test_a_damaged_checkpoint_is_not_kept(any_script: ModuleType, killed: Path) -> None:
+    """Else it would take the place of the one that the run went on from."""
+    shutil.copytree(killed, Path("runs") / killed.name)
+    (only_run() / "checkpoint.pt").write_bytes(b"damaged")
+    pid = start(any_script, "--resume", str(only_run()))
+    path = only_run() / "checkpoint.pt"
+    while not path.exists() or path.read_bytes() == b"damaged":
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    wait(pid)
+    for path in only_run().glob("checkpoint*.pt"):
+        assert torch.load(path, weights_only=True)["format"] == any_script.CHECKPOINT_FORMAT
+    assert (only_run() / "checkpoint.previous.pt").exists()
