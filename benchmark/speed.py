@@ -1,0 +1,429 @@
+"""How fast the scripts are: beside other libraries, beside the machine's own limit, and where their time goes.
+
+    pip install stable-baselines3 sbx-rl
+    python -m benchmark.speed --script sac_continuous.py ppo_continuous.py --against sb3 sbx
+    python -m benchmark.speed --script ppo_continuous.py --num-envs 8 --against sb3
+    python -m benchmark.speed --script ppo_selfplay.py sac_selfplay.py
+
+Every number comes from a process of its own that trains as its user would start it, on the same cores, with the same
+hyper-parameters. Clocks are read after a warm-up and again after a fixed number of steps, at the same place of the loop, so
+start-up and compilation are left out. Scripts and libraries take turns: a machine that is shared gets faster and slower within
+minutes, and only ratios of neighbours mean anything. What is shown is the median over the rounds, with the least and the
+greatest.
+
+The limit is what the machine takes for nothing but the work that no other code could leave out: the matrix products of the
+networks' forward and backward passes, one after another on arrays that are there already, and the steps of the environment.
+"""
+
+import csv
+import importlib
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import tyro
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+LIBRARIES = {"sb3": ("stable_baselines3", "stable-baselines3"), "sbx": ("sbx", "sbx-rl")}  # module and package
+ScriptName = Literal["ppo_continuous.py", "sac_continuous.py", "ppo_selfplay.py", "sac_selfplay.py"]
+Product = tuple[int, int, int, int]  # k products at once of (m, n) by (n, p)
+
+
+@dataclass
+class Args:
+    """How fast the scripts are: beside other libraries, beside the machine's own limit, and where their time goes."""
+
+    script: list[ScriptName]
+    """scripts to measure"""
+    against: tuple[Literal["sb3", "sbx"], ...] = ()
+    """libraries to measure beside the single-agent scripts: Stable-Baselines3, SBX (its form in JAX)"""
+    env_id: str = "HalfCheetah-v5"
+    """task of the single-agent scripts and of the libraries"""
+    num_envs: int = 1
+    """environments that are stepped together there"""
+    rounds: int = 5
+    """how often the scripts and the libraries take turns"""
+    threads: int = 1
+    """cores that a process may use, and its threads"""
+    steps: int | None = None
+    """steps over all environments between the two readings of the clocks; if not given, what takes some ten seconds here"""
+    cuda: bool = False
+    """let scripts and libraries use the GPU if there is one"""
+    output: Path | None = None
+    """beginning of the names of two files: OUTPUT.md holds what is printed, OUTPUT.csv every measurement"""
+    measure: str | None = None
+    """one measurement in this process, which prints it in JSON; this is what the rounds are made of"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: a script's flags, and its steps before the clocks are read and between the readings."""
+
+    flags: tuple[str, ...]
+    warmup: int
+    steps: int
+
+
+def fail(message: str) -> NoReturn:
+    """Ends the program: one sentence on standard error, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def make_case(script: str, args: Args) -> Case:
+    """A case of default settings, but that SAC learns soon, and self-play soon has a pool of eight."""
+    flags = ["--no-track", "--eval-freq", "0", "--checkpoint-freq", "0", "--cuda" if args.cuda else "--no-cuda"]
+    if script.endswith("_continuous.py"):
+        flags += ["--env-id", args.env_id, "--num-envs", str(args.num_envs)]
+    if script == "ppo_continuous.py":  # whole rollouts: one before, some after
+        warmup, steps = 2048 * args.num_envs, 8 * 2048 * args.num_envs
+    elif script == "sac_continuous.py":
+        warmup, steps = 1_000, 1_500
+        flags += ["--learning-starts", "500"]
+    elif script == "ppo_selfplay.py":
+        warmup, steps = 16 * 16_384, 32 * 16_384
+        flags += ["--window", "8", "--save-steps", "16384", "--play-against-latest-model-ratio", "0"]
+    else:
+        warmup, steps = 20_000, 40_000
+        flags += ["--window", "8", "--save-steps", "2000", "--play-against-latest-model-ratio", "0"]
+    return Case(tuple(flags), warmup, args.steps or steps)
+
+
+# === One measurement ==================================================================================================
+
+
+class Measured(Exception):
+    """The second reading is done: the rest of the run is not needed."""
+
+
+class Clocks:
+    """Reads wall and processor time when a run has made its first step, its warm-up and its measured steps."""
+
+    def __init__(self, warmup: int, steps: int) -> None:
+        self.warmup, self.last, self.step = warmup, warmup + steps, 0
+        self.readings: list[tuple[float, float]] = []
+        self.seconds: dict[str, float] = defaultdict(float)  # of the parts, between the readings
+        self.first_step = self.first_update = 0.0  # time of the day
+
+    def tick(self, steps: int) -> None:
+        """Before each step of all environments, of which there are `steps`."""
+        self.first_step = self.first_step or time.time()
+        if self.step >= (self.last if self.readings else self.warmup):
+            self.readings.append((time.perf_counter(), time.process_time()))
+            if len(self.readings) == 2:
+                raise Measured
+        self.step += steps
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, whose time is added up as that of this part."""
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            result = function(*args, **kwargs)
+            if self.readings:
+                self.seconds[part] += time.perf_counter() - began
+            if part == "update":
+                self.first_update = self.first_update or time.time()
+            return result
+
+        return wrapped
+
+    def result(self, steps: int) -> dict[str, float]:
+        """Seconds a step: in all, of the processor, and of each part."""
+        (wall_0, cpu_0), (wall_1, cpu_1) = self.readings
+        parts = {part: seconds / steps for part, seconds in self.seconds.items()}
+        return {"wall": (wall_1 - wall_0) / steps, "processor": (cpu_1 - cpu_0) / steps, **parts}
+
+
+def measure_script(name: str, case: Case, began: float) -> dict[str, float]:
+    """Seconds a step of a script as it is, in all and by parts, and from the process's start to its first step and update."""
+    script: Any = importlib.import_module(Path(name).stem)
+    clocks = Clocks(case.warmup, case.steps)
+    script.update = clocks.timed("update", script.update)
+    if hasattr(script, "ReplayBuffer"):
+        script.ReplayBuffer.add = clocks.timed("replay", script.ReplayBuffer.add)
+        script.ReplayBuffer.sample = clocks.timed("replay", script.ReplayBuffer.sample)
+    if name.endswith("_continuous.py"):
+        script.Agent.act = clocks.timed("acting", script.Agent.act)
+        step_envs = clocks.timed("environment", script.step_envs)
+
+        def step(envs: Any, actions: Any) -> Any:
+            clocks.tick(len(actions))
+            return step_envs(envs, actions)
+
+        script.step_envs = step
+    else:  # the learner acts by Agent.act, and its opponents by Matches.all_actions, which calls no other agent's act
+        script.Agent.act = clocks.timed("acting", script.Agent.act)
+        script.Matches.all_actions = clocks.timed("acting", script.Matches.all_actions)
+        make_env = script.make_env
+
+        def make_timed_env(*args: Any, **kwargs: Any) -> Any:
+            env = make_env(*args, **kwargs)
+            env_step = clocks.timed("environment", env.step)
+
+            def step(actions: Any) -> Any:
+                clocks.tick(env.num_games)
+                return env_step(actions)
+
+            env.step = step
+            return env
+
+        script.make_env = make_timed_env
+    try:
+        script.main(script.parse_args(list(case.flags)))
+    except Measured:
+        pass
+    else:
+        raise RuntimeError(f"{name} ended before it was measured: {clocks.step} of {clocks.last} steps")
+    starts = {"first step": clocks.first_step - began, "first update": clocks.first_update - began}
+    return clocks.result(clocks.step - case.warmup) | starts
+
+
+def measure_library(library: str, name: str, case: Case, args: Args) -> dict[str, float]:
+    """Seconds a step of a library's algorithm, at the hyper-parameters that the script has with these flags."""
+    import gymnasium as gym
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+
+    script: Any = importlib.import_module(Path(name).stem)
+    ours = script.parse_args(list(case.flags))
+    module: Any = importlib.import_module(LIBRARIES[library][0])
+    clocks = Clocks(case.warmup, case.steps)
+
+    class Tick(BaseCallback):
+        def _on_step(self) -> bool:
+            clocks.tick(args.num_envs)
+            return True
+
+    envs: VecEnv = DummyVecEnv([partial(gym.make, args.env_id) for _ in range(args.num_envs)])
+    common = {"policy": "MlpPolicy", "gamma": ours.gamma, "batch_size": ours.batch_size, "seed": ours.seed}
+    if library == "sb3":
+        common["device"] = "auto" if args.cuda else "cpu"
+    if name == "ppo_continuous.py":
+        envs = VecNormalize(envs, gamma=ours.gamma)
+        common |= {"batch_size": ours.minibatch_size, "n_steps": ours.num_steps, "n_epochs": ours.update_epochs}
+        common |= {"learning_rate": ours.learning_rate, "gae_lambda": ours.gae_lambda, "clip_range": ours.clip_coef}
+        common |= {"ent_coef": ours.ent_coef, "vf_coef": ours.vf_coef, "max_grad_norm": ours.max_grad_norm}
+        if library == "sb3":
+            common["clip_range_vf"] = ours.clip_coef if ours.clip_vloss else None
+        model = module.PPO(env=envs, **common)
+    else:
+        common |= {"learning_rate": ours.policy_lr, "buffer_size": ours.buffer_size, "tau": ours.tau}
+        common |= {"learning_starts": ours.learning_starts, "train_freq": 1, "gradient_steps": -1}
+        model = module.SAC(env=envs, **common)
+    with suppress(Measured):
+        model.learn(case.warmup + 2 * case.steps, callback=Tick())
+    return clocks.result(clocks.step - case.warmup)
+
+
+# === The machine's limit ==============================================================================================
+
+
+def mlp_products(rows: int, widths: tuple[int, ...], copies: int, weights: bool, inputs: bool) -> list[Product]:
+    """The matrix products of a pass of `rows` through `copies` networks at once, and of its gradients.
+
+    The forward pass takes one a layer. Gradients of the weights take another one a layer, and those of a layer's input one
+    more: of all layers if `inputs` are wanted, otherwise, for the weights, of all but the first.
+    """
+    products: list[Product] = []
+    for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
+        products.append((copies, rows, fan_in, fan_out))
+        if weights:
+            products.append((copies, fan_in, rows, fan_out))
+        if inputs or (weights and i > 0):
+            products.append((copies, rows, fan_out, fan_in))
+    return products
+
+
+def update_products(name: str, ours: Any, obs_dim: int, action_dim: int) -> list[Product]:
+    """The matrix products of one update of a single-agent script with these arguments."""
+    if name == "ppo_continuous.py":
+        both = [(obs_dim, 64, 64, action_dim), (obs_dim, 64, 64, 1)]
+        return [p for widths in both for p in mlp_products(ours.minibatch_size, widths, 1, weights=True, inputs=False)]
+    products = partial(mlp_products, ours.batch_size)
+    actor, critic = (obs_dim, 256, 256, 2 * action_dim), (obs_dim + action_dim, 256, 256, 1)
+    target = products(actor, 1, weights=False, inputs=False) + products(critic, 2, weights=False, inputs=False)
+    critics_step = products(critic, 2, weights=True, inputs=False)
+    actor_step = products(actor, 1, weights=True, inputs=False) + products(critic, 2, weights=False, inputs=True)
+    return target + critics_step + actor_step
+
+
+def measure_limit(name: str, case: Case, args: Args) -> dict[str, float]:
+    """Seconds a step of the products of its updates, and of one environment, with nothing around them."""
+    import gymnasium as gym
+    import numpy as np
+    import torch
+    from gymnasium.spaces import flatdim
+
+    script: Any = importlib.import_module(Path(name).stem)
+    ours = script.parse_args(list(case.flags))
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    env = gym.make(args.env_id)
+    products = update_products(name, ours, flatdim(env.observation_space), flatdim(env.action_space))
+    arrays = [(torch.randn(k, m, n, device=device), torch.randn(k, n, p, device=device)) for k, m, n, p in products]
+    outputs = [torch.bmm(a, b) for a, b in arrays]
+
+    def multiply() -> None:
+        for (a, b), out in zip(arrays, outputs, strict=True):
+            torch.bmm(a, b, out=out)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    env.reset(seed=ours.seed)
+    env.action_space.seed(ours.seed)
+    actions = [env.action_space.sample() for _ in range(64)]
+    moves = itertools.cycle(actions)
+
+    def step() -> None:
+        _, _, termination, truncation, _ = env.step(next(moves))
+        if termination or truncation:
+            env.reset()
+
+    seconds = {}
+    for part, function in (("products", multiply), ("environment", step)):
+        times = []
+        for _ in range(20):
+            began, calls = time.perf_counter(), 0
+            while time.perf_counter() - began < 0.05:
+                function()
+                calls += 1
+            times.append((time.perf_counter() - began) / calls)
+        seconds[part] = float(np.median(times))
+    is_ppo = name == "ppo_continuous.py"
+    updates = ours.update_epochs * ours.num_minibatches / ours.batch_size if is_ppo else ours.updates_per_step
+    return seconds | {"products": updates * seconds["products"]}
+
+
+# === Rounds ===========================================================================================================
+
+
+def processor_environment(args: Args) -> dict[str, str]:
+    """Variables that keep PyTorch, NumPy and JAX to these threads."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")
+    return dict(os.environ) | dict.fromkeys(names, str(args.threads)) | {"PYTHONPATH": str(REPOSITORY)}
+
+
+@contextmanager
+def pinned(threads: int) -> Iterator[None]:
+    """Lets this process, and those that it starts, use so many of its cores; JAX counts them and takes no fewer."""
+    if sys.platform != "linux":
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[-threads:])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def run_measurement(what: str, script: str, args: Args) -> dict[str, float]:
+    """One measurement in a process and a folder of its own. `what` is the script, a library, or the limit."""
+    shared = ["--env-id", args.env_id, "--num-envs", str(args.num_envs), "--threads", str(args.threads)]
+    shared += ["--cuda"] if args.cuda else []
+    shared += ["--steps", str(args.steps)] if args.steps is not None else []
+    words = ["--script", script, "--measure", f"{what}@{time.time()}", *shared]
+    with tempfile.TemporaryDirectory() as folder, pinned(args.threads):
+        command = [sys.executable, "-m", "benchmark.speed", *words]
+        process = subprocess.run(command, cwd=folder, env=processor_environment(args), capture_output=True, text=True)
+    if process.returncode != 0:
+        fail(f"--script {script}: measuring {what} failed\n{process.stderr.strip()}")
+    result: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
+    return result
+
+
+def measure(args: Args) -> None:
+    """What a round's process does."""
+    what, _, began = str(args.measure).partition("@")
+    (script,) = args.script
+    case = make_case(script, args)
+    with redirect_stdout(io.StringIO()):
+        if what == "script":
+            result = measure_script(script, case, float(began))
+        elif what == "limit":
+            result = measure_limit(script, case, args)
+        else:
+            result = measure_library(what, script, case, args)
+    print(json.dumps(result))
+
+
+def middle(values: list[float], digits: str) -> str:
+    """Median, least and greatest."""
+    ordered = sorted(values)
+    median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    return f"{median:{digits}} ({ordered[0]:{digits}} to {ordered[-1]:{digits}})"
+
+
+def describe(script: str, results: dict[str, list[dict[str, float]]], args: Args) -> tuple[list[str], str, str]:
+    """The rows of a script in the table of ratios, and its rows in those of its parts and its start."""
+    ours = results["script"]
+    rows = [f"| `{script}` | {middle([1 / x['wall'] for x in ours], ',.0f')} | | |"]
+    for library in args.against if script.endswith("_continuous.py") else ():
+        theirs = results[library]
+        speed = middle([1 / x["wall"] for x in theirs], ",.0f")
+        ratios = [middle([y[key] / x[key] for x, y in zip(ours, theirs, strict=True)], ".2f") for key in ("wall", "processor")]
+        rows.append(f"| {library} | {speed} | {' | '.join(ratios)} |")
+    parts = [[x.get(part, 0.0) / x["wall"] for x in ours] for part in ("environment", "acting", "replay", "update")]
+    shares = [f"{sorted(part)[len(part) // 2]:.0%}" for part in parts]
+    limits = ["", ""]
+    if results["limit"]:
+        pairs = list(zip(ours, results["limit"], strict=True))
+        limits = [middle([y[part] / x["wall"] for x, y in pairs], ".0%") for part in ("products", "environment")]
+    starts = [middle([x[key] for x in ours], ".1f") for key in ("first step", "first update")]
+    return rows, f"| `{script}` | {' | '.join(shares + limits)} |", f"| `{script}` | {' | '.join(starts)} |"
+
+
+def main(args: Args) -> None:
+    """Takes turns, prints the tables, and writes them."""
+    for name in ("num_envs", "rounds", "threads"):
+        if getattr(args, name) < 1:
+            fail(f"--{name.replace('_', '-')} takes an integer from 1, not {getattr(args, name)}")
+    for library in args.against:
+        module, package = LIBRARIES[library]
+        if find_spec(module) is None:
+            fail(f"--against {library} needs the package {package}: pip install {package}")
+    if args.measure is not None:
+        measure(args)
+        return
+    results: dict[str, dict[str, list[dict[str, float]]]] = {script: defaultdict(list) for script in args.script}
+    for number, script in itertools.product(range(args.rounds), args.script):
+        for what in ("script", *args.against, "limit") if script.endswith("_continuous.py") else ("script",):
+            results[script][what].append(run_measurement(what, script, args))
+            print(f"round {number + 1}, {script}, {what}: {results[script][what][-1]}", file=sys.stderr, flush=True)
+    described = [describe(script, results[script], args) for script in args.script]
+    counts = [f"{n} {word}{'s' * (n > 1)}" for n, word in ((args.num_envs, "environment"), (args.threads, "thread"))]
+    lines = [f"{args.env_id}, {', '.join(counts)}, {args.rounds} rounds: median (least to greatest)", ""]
+    lines += ["| | steps/s | wall time, times ours | processor time, times ours |", "|---|---|---|---|"]
+    lines += [row for rows, _, _ in described for row in rows]
+    lines += ["", "| share of the wall time | environment | acting | replay | update | products alone | environment alone |"]
+    lines += ["|---|---|---|---|---|---|---|", *(parts for _, parts, _ in described)]
+    lines += ["", "| seconds from the process's start to | first step | first update |", "|---|---|---|"]
+    lines += [starts for _, _, starts in described]
+    print("\n".join(lines))
+    if args.output is not None:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        Path(f"{args.output}.md").write_text("\n".join(lines) + "\n")
+        with Path(f"{args.output}.csv").open("w", newline="") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(["script", "round", "measured", "quantity", "seconds"])
+            for script, whats in results.items():
+                for what, i in itertools.product(whats, range(args.rounds)):
+                    rows = ([script, i + 1, what, key, f"{value:.6g}"] for key, value in whats[what][i].items())
+                    table.writerows(rows)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, prog="python -m benchmark.speed"))
