@@ -74,6 +74,8 @@ class Args:
     """use only deterministic cuDNN algorithms"""
     cuda: bool = True
     """use the GPU if there is one"""
+    compile: bool = True
+    """compile the update: some seconds before the first step, the first time on a machine more, for faster ones after it"""
     track: bool = False
     """log to Weights & Biases too (WANDB_MODE=offline works without an account)"""
     wandb_project_name: str = "continuous-control"
@@ -212,7 +214,7 @@ def check_args(args: Args) -> None:
             fail(f"--upload-model takes an --hf-entity and --exp-name that the Hub allows: {' '.join(str(error).split())}")
 
 
-MAY_CHANGE = ("total_timesteps", "cuda", "track", "wandb_project_name", "wandb_entity")  # in a run that is resumed
+MAY_CHANGE = ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity")  # in a run that is resumed
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
@@ -256,7 +258,7 @@ class NumberedEnv(gym.Wrapper):
     def step(self, action: Any) -> Any:
         """Plays a step."""
         try:
-            return self.env.step(action)
+            return *self.env.step(action)[:4], {}  # collecting infos, which nothing reads, would take a fifth of a step
         except Exception as error:
             raise RuntimeError(f"environment {self.index} in step: {type(error).__name__}: {error}") from error
 
@@ -413,7 +415,7 @@ class Agent(nn.Module):
         """Raw rewards to what the advantages are computed from."""
         return (rewards / self.return_rms.std).clamp(-10.0, 10.0).float() if self.norm_reward else rewards
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(self, obs: np.ndarray, noise: Tensor | float = 0.0) -> np.ndarray:
         """Raw observations (num_envs, obs_dim) to actions (num_envs, action_dim); deterministic without noise."""
         device = self.actor.log_std.device
@@ -478,8 +480,8 @@ def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
     return loss, {"losses/value_loss": loss}
 
 
-def update(agent: Agent, optimizer: torch.optim.Optimizer, minibatch: tuple[Tensor, ...], args: Args) -> Metrics:
-    """One gradient step on eq. 9, with the value loss halved and the entropy of the whole policy."""
+def compute_gradients(agent: Agent, minibatch: tuple[Tensor, ...], args: Args) -> tuple[tuple[Tensor, ...], Metrics]:
+    """Gradients of all parameters, of eq. 9 with the value loss halved and the entropy of the whole policy; clipped."""
     mb_obs, mb_actions, mb_log_prob, mb_advantages, mb_returns, mb_values = minibatch
     if args.norm_adv:
         mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
@@ -491,12 +493,37 @@ def update(agent: Agent, optimizer: torch.optim.Optimizer, minibatch: tuple[Tens
     value_loss, value_metrics = compute_value_loss(values, mb_values, mb_returns, value_clip)
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
 
-    optimizer.zero_grad()
-    loss.backward()
-    grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-    optimizer.step()
+    gradients = torch.autograd.grad(loss, list(agent.parameters()))
+    grad_norm = nn.utils.get_total_norm(gradients)
+    scale = (args.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0)
     metrics = policy_metrics | value_metrics | {"losses/entropy": entropy, "losses/grad_norm": grad_norm}
-    return {name: value.detach() for name, value in metrics.items()}
+    return tuple(gradient * scale for gradient in gradients), {name: value.detach() for name, value in metrics.items()}
+
+
+def compile_update(agent: Agent, args: Args) -> None:
+    """Puts a compiled form in the place of `compute_gradients`; where that fails, says so and leaves plain PyTorch there."""
+    global compute_gradients
+    began, rows, device = time.perf_counter(), args.minibatch_size, agent.actor.log_std.device
+    widths = [(len(agent.obs_rms.mean),), (len(agent.actor.log_std),), (), (), (), ()]
+    minibatch = tuple(torch.zeros((rows, *width), device=device) for width in widths)
+    torch._dynamo.config.trace_autograd_ops = True  # or torch.autograd.grad would not be compiled
+    compiled = torch.compile(compute_gradients)
+    try:
+        compiled(agent, minibatch, args)
+    except RuntimeError as error:  # no C++ compiler, say
+        print(f"warning: the update is slow, for it cannot be compiled: {str(error).splitlines()[0]}", file=sys.stderr)
+        return
+    compute_gradients = compiled
+    print(f"compiled the update in {time.perf_counter() - began:.1f} s; PyTorch keeps it on disk for the next run")
+
+
+def update(agent: Agent, optimizer: torch.optim.Optimizer, minibatch: tuple[Tensor, ...], args: Args) -> Metrics:
+    """One gradient step on a minibatch: obs, actions, log-probabilities, advantages, returns, values, a row each."""
+    gradients, metrics = compute_gradients(agent, minibatch, args)
+    for parameter, gradient in zip(agent.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    return metrics
 
 
 # === Evaluation =======================================================================================================
@@ -836,6 +863,10 @@ def main(args: Args) -> None:
     actions = np.zeros((*shape, flatdim(envs.single_action_space)), dtype=np.float32)
     rewards, discounted_returns = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
     terminations, dones, valid = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+
+    # --- compilation ---
+    if args.compile:
+        compile_update(agent, args)
 
     # --- loop ---
     global_step, last_return, last_eval = counters["global_step"], math.nan, math.nan

@@ -76,6 +76,8 @@ class Args:
     """use only deterministic cuDNN algorithms"""
     cuda: bool = True
     """use the GPU if there is one"""
+    compile: bool = True
+    """compile the update: some seconds before the first step, the first time on a machine more, for faster ones after it"""
     track: bool = False
     """log to Weights & Biases too (WANDB_MODE=offline works without an account)"""
     wandb_project_name: str = "self-play"
@@ -239,7 +241,7 @@ def check_args(args: Args) -> None:
             fail("--track takes a W&B account: log in with `wandb login`, or set WANDB_MODE=offline")
 
 
-MAY_CHANGE = ("total_timesteps", "cuda", "track", "wandb_project_name", "wandb_entity")  # in a run that is resumed
+MAY_CHANGE = ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity")  # in a run that is resumed
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
@@ -511,8 +513,8 @@ def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
     return loss, {"losses/value_loss": loss}
 
 
-def update(agent: Agent, optimizer: torch.optim.Optimizer, minibatch: tuple[Tensor, ...], args: Args) -> Metrics:
-    """One gradient step on eq. 9, with the value loss halved and the entropy of the whole policy."""
+def compute_gradients(agent: Agent, minibatch: tuple[Tensor, ...], args: Args) -> tuple[tuple[Tensor, ...], Metrics]:
+    """Gradients of all parameters, of eq. 9 with the value loss halved and the entropy of the whole policy; clipped."""
     mb_obs, mb_masks, mb_actions, mb_log_prob, mb_advantages, mb_returns, mb_values = minibatch
     if args.norm_adv:
         mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
@@ -524,12 +526,40 @@ def update(agent: Agent, optimizer: torch.optim.Optimizer, minibatch: tuple[Tens
     value_loss, value_metrics = compute_value_loss(values, mb_values, mb_returns, value_clip)
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
 
-    optimizer.zero_grad()
-    loss.backward()
-    grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-    optimizer.step()
+    gradients = torch.autograd.grad(loss, list(agent.parameters()))
+    grad_norm = nn.utils.get_total_norm(gradients)
+    scale = (args.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0)
     metrics = policy_metrics | value_metrics | {"losses/entropy": entropy, "losses/grad_norm": grad_norm}
-    return {name: value.detach() for name, value in metrics.items()}
+    return tuple(gradient * scale for gradient in gradients), {name: value.detach() for name, value in metrics.items()}
+
+
+def compile_update(agents: Mapping[str, Agent], teams: Sequence[Team], args: Args) -> None:
+    """Puts a compiled form in the place of `compute_gradients`; where that fails, says so and leaves plain PyTorch there."""
+    global compute_gradients
+    began = time.perf_counter()
+    torch._dynamo.config.trace_autograd_ops = True  # or torch.autograd.grad would not be compiled
+    compiled = torch.compile(compute_gradients)
+    try:
+        for team in {team.behavior: team for team in teams}.values():
+            agent, rows = agents[team.behavior], args.minibatch_size * len(team.agents)
+            zeros = partial(torch.zeros, device=agent.obs_rms.mean.device)
+            masks = zeros((rows, sum(team.branches)), dtype=torch.bool)
+            actions = zeros((rows, team.action_dim), dtype=torch.int64 if team.branches else torch.float32)
+            compiled(agent, (zeros((rows, team.obs_dim)), masks, actions, *(zeros(rows) for _ in range(4))), args)
+    except RuntimeError as error:  # no C++ compiler, say
+        print(f"warning: the update is slow, for it cannot be compiled: {str(error).splitlines()[0]}", file=sys.stderr)
+        return
+    compute_gradients = compiled
+    print(f"compiled the update in {time.perf_counter() - began:.1f} s; PyTorch keeps it on disk for the next run")
+
+
+def update(agent: Agent, optimizer: torch.optim.Optimizer, minibatch: tuple[Tensor, ...], args: Args) -> Metrics:
+    """One gradient step on a minibatch: obs, masks, actions, log-probabilities, advantages, returns, values, a row each."""
+    gradients, metrics = compute_gradients(agent, minibatch, args)
+    for parameter, gradient in zip(agent.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    return metrics
 
 
 # === Evaluation =======================================================================================================
@@ -907,6 +937,10 @@ def main(args: Args) -> None:
     writer = SummaryWriter(str(folder))
     if args.resume is None:
         save_checkpoint(folder, writer, parts, counters)
+
+    # --- compilation ---
+    if args.compile:
+        compile_update(agents, env.teams, args)
 
     # --- loop ---
     global_step, status = counters["global_step"], ""

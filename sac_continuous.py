@@ -75,6 +75,8 @@ class Args:
     """use only deterministic cuDNN algorithms"""
     cuda: bool = True
     """use the GPU if there is one"""
+    compile: bool = True
+    """compile the update: some seconds before the first step, the first time on a machine more, for faster ones after it"""
     track: bool = False
     """log to Weights & Biases too (WANDB_MODE=offline works without an account)"""
     wandb_project_name: str = "continuous-control"
@@ -202,7 +204,7 @@ def check_args(args: Args) -> None:
             fail(f"--upload-model takes an --hf-entity and --exp-name that the Hub allows: {' '.join(str(error).split())}")
 
 
-MAY_CHANGE = ("total_timesteps", "cuda", "track", "wandb_project_name", "wandb_entity")  # in a run that is resumed
+MAY_CHANGE = ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity")  # in a run that is resumed
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
@@ -246,7 +248,7 @@ class NumberedEnv(gym.Wrapper):
     def step(self, action: Any) -> Any:
         """Plays a step."""
         try:
-            return self.env.step(action)
+            return *self.env.step(action)[:4], {}  # collecting infos, which nothing reads, would take a fifth of a step
         except Exception as error:
             raise RuntimeError(f"environment {self.index} in step: {type(error).__name__}: {error}") from error
 
@@ -428,11 +430,11 @@ class Agent(nn.Module):
         """Raw observations (..., obs_dim) to what the networks take."""
         return self.obs_rms.normalize(obs) if self.norm_obs else obs
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(self, obs: np.ndarray, deterministic: bool = True) -> np.ndarray:
         """Raw observations (num_envs, obs_dim) to actions (num_envs, action_dim) in [-1, 1]."""
         mean, log_std = self.actor(self.normalize(torch.as_tensor(obs, dtype=torch.float32, device=self.log_alpha.device)))
-        actions = mean.tanh() if deterministic else sample_actions(mean, log_std)[0]
+        actions = mean.tanh() if deterministic else sample_actions(mean, log_std, torch.randn_like(mean))[0]
         return actions.cpu().numpy()
 
 
@@ -466,7 +468,10 @@ class ReplayBuffer:
 
     def sample(self, batch_size: int) -> tuple[Tensor, ...]:
         """Uniformly with replacement: obs, actions, rewards (batch_size,), next_obs, terminations (batch_size,)."""
-        indices = torch.randint(min(self.total, len(self.data)), (batch_size,), device=self.data.device)
+        return self.gather(torch.randint(min(self.total, len(self.data)), (batch_size,), device=self.data.device))
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, ...]:
+        """The transitions in these rows (batch_size,), split as `sample` has them."""
         obs, actions, rewards, next_obs, terminations = self.data.index_select(0, indices).split(self.widths, dim=1)
         return obs, actions, rewards.squeeze(1), next_obs, terminations.squeeze(1)
 
@@ -504,12 +509,12 @@ class ReplayBuffer:
 Metrics = dict[str, Tensor]
 
 
-def sample_actions(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
+def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Actions tanh(u) (..., action_dim) with u normal, and their log-probability (...), differentiable (2018b, appendix C).
 
+    Takes the standard normal noise (..., action_dim) that u is made of.
     log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which neither overflows nor loses digits where tanh saturates.
     """
-    noise = torch.randn_like(mean)
     u = mean + log_std.exp() * noise
     log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
     log_det = 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
@@ -517,12 +522,15 @@ def sample_actions(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def compute_td_target(agent: Agent, rewards: Tensor, next_obs: Tensor, terminations: Tensor, args: Args) -> Tensor:
+def compute_td_target(
+    agent: Agent, rewards: Tensor, next_obs: Tensor, terminations: Tensor, noise: Tensor, args: Args
+) -> Tensor:
     """What both critics regress on (batch_size,): reward plus discounted soft value of the next state (2018b, eq. 2 and 3)."""
     if args.value_network:  # 2018a, eq. 8
         next_values = agent.vf_target(next_obs).squeeze(-1)
     else:
-        next_actions, next_log_prob = sample_actions(*agent.actor(next_obs))
+        mean, log_std = agent.actor(next_obs)
+        next_actions, next_log_prob = sample_actions(mean, log_std, noise)
         next_values = agent.qf_target(next_obs, next_actions).amin(0) - agent.log_alpha.exp() * next_log_prob
     return rewards + args.gamma * (1.0 - terminations) * next_values
 
@@ -535,20 +543,21 @@ def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tenso
     return qf_losses.sum(), metrics | {"losses/qf1_values": qf_values[0].mean(), "losses/qf2_values": qf_values[1].mean()}
 
 
-def compute_vf_loss(agent: Agent, obs: Tensor) -> tuple[Tensor, Metrics]:
+def compute_vf_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Metrics]:
     """Mean squared error of the state value to the soft value of fresh actions (2018a, eq. 5); --value-network only."""
     with torch.no_grad():
-        actions, log_prob = sample_actions(*agent.actor(obs))
+        mean, log_std = agent.actor(obs)
+        actions, log_prob = sample_actions(mean, log_std, noise)
         soft_values = agent.qf(obs, actions).amin(0) - agent.log_alpha.exp() * log_prob
     vf_values = agent.vf(obs).squeeze(-1)
     vf_loss = (vf_values - soft_values).square().mean()
     return vf_loss, {"losses/vf_loss": vf_loss, "losses/vf_values": vf_values.mean()}
 
 
-def compute_actor_loss(agent: Agent, obs: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """Loss of the policy (2018b, eq. 9), and the log-probabilities (batch_size,) of the actions that it was computed from."""
     mean, log_std = agent.actor(obs)
-    actions, log_prob = sample_actions(mean, log_std)
+    actions, log_prob = sample_actions(mean, log_std, noise)
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(obs, actions).amin(0)).mean()
     metrics = {
         "losses/actor_loss": actor_loss,
@@ -564,44 +573,82 @@ def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) ->
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
 
-def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
-    """Steps this optimiser's parameters, computes no other gradient, and returns the gradient's norm."""
-    parameters = optimizer.param_groups[0]["params"]
-    optimizer.zero_grad()
-    loss.backward(inputs=parameters)
+Gradients = tuple[Tensor, ...]
+
+
+def compute_qf_gradients(agent: Agent, batch: tuple[Tensor, ...], noise: Tensor, args: Args) -> tuple[Gradients, Metrics]:
+    """Gradients of the critics (with --value-network of the state value, too) on a batch (`ReplayBuffer.sample`)."""
+    obs, actions, rewards, next_obs, terminations = batch
+    obs, next_obs = agent.normalize(obs), agent.normalize(next_obs)
+    td_target = compute_td_target(agent, rewards, next_obs, terminations, noise, args)
+    loss, metrics = compute_qf_loss(agent, obs, actions, td_target)
+    parameters = list(agent.qf.parameters())
+    if args.value_network:  # shares no parameter with the critics, so one step takes both
+        vf_loss, vf_metrics = compute_vf_loss(agent, obs, noise)
+        loss, metrics, parameters = loss + vf_loss, metrics | vf_metrics, parameters + list(agent.vf.parameters())
+    gradients = torch.autograd.grad(loss, parameters)
+    metrics["losses/qf_grad_norm"] = nn.utils.get_total_norm(gradients)
+    return gradients, {name: value.detach() for name, value in metrics.items()}
+
+
+def compute_actor_gradients(agent: Agent, obs: Tensor, noise: Tensor, args: Args) -> tuple[Gradients, Gradients, Metrics]:
+    """Gradients of the actor, and with --autotune of the entropy coefficient, and none of the critics that they go through."""
+    actor_loss, log_prob, metrics = compute_actor_loss(agent, agent.normalize(obs), noise)
+    gradients = torch.autograd.grad(actor_loss, list(agent.actor.parameters()))
+    metrics["losses/actor_grad_norm"] = nn.utils.get_total_norm(gradients)
+    alpha_gradients: Gradients = ()
+    if args.autotune:
+        alpha_loss, alpha_metrics = compute_alpha_loss(agent, log_prob, -args.target_entropy_scale * noise.shape[1])
+        alpha_gradients, metrics = torch.autograd.grad(alpha_loss, [agent.log_alpha]), metrics | alpha_metrics
+    return gradients, alpha_gradients, {name: value.detach() for name, value in metrics.items()}
+
+
+def compile_update(agent: Agent, buffer: ReplayBuffer, args: Args) -> None:
+    """Puts compiled forms in the places of the gradients; where that fails, says so and leaves plain PyTorch there."""
+    global compute_qf_gradients, compute_actor_gradients
+    began, batch = time.perf_counter(), buffer.gather(buffer.rows(0, args.batch_size))
+    noise = torch.zeros_like(batch[1])
+    torch._dynamo.config.trace_autograd_ops = True  # or torch.autograd.grad would not be compiled
+    compiled_qf, compiled_actor = torch.compile(compute_qf_gradients), torch.compile(compute_actor_gradients)
+    try:
+        compiled_qf(agent, batch, noise, args)
+        compiled_actor(agent, batch[0], noise, args)
+    except RuntimeError as error:  # no C++ compiler, say
+        print(f"warning: the update is slow, for it cannot be compiled: {str(error).splitlines()[0]}", file=sys.stderr)
+        return
+    compute_qf_gradients, compute_actor_gradients = compiled_qf, compiled_actor
+    print(f"compiled the update in {time.perf_counter() - began:.1f} s; PyTorch keeps it on disk for the next run")
+
+
+def gradient_step(optimizer: torch.optim.Optimizer, gradients: Gradients) -> None:
+    """Steps this optimiser's parameters by these gradients."""
+    for parameter, gradient in zip(optimizer.param_groups[0]["params"], gradients, strict=True):
+        parameter.grad = gradient
     optimizer.step()
-    return nn.utils.get_total_norm([parameter.grad for parameter in parameters])
 
 
 def update(
     agent: Agent, optimizers: Mapping[str, torch.optim.Optimizer], batch: tuple[Tensor, ...], args: Args, num_updates: int
 ) -> Metrics:
     """One round of Algorithm 1: critics, actor, entropy coefficient, targets; num_updates counts the earlier ones."""
-    obs, actions, rewards, next_obs, terminations = batch
-    obs, next_obs = agent.normalize(obs), agent.normalize(next_obs)
-
-    td_target = compute_td_target(agent, rewards, next_obs, terminations, args)
-    qf_loss, metrics = compute_qf_loss(agent, obs, actions, td_target)
-    if args.value_network:  # shares no parameter with the critics, so one step takes both
-        vf_loss, vf_metrics = compute_vf_loss(agent, obs)
-        qf_loss, metrics = qf_loss + vf_loss, metrics | vf_metrics
-    metrics["losses/qf_grad_norm"] = gradient_step(optimizers["q"], qf_loss)
+    obs, actions = batch[:2]
+    gradients, metrics = compute_qf_gradients(agent, batch, torch.randn_like(actions), args)
+    gradient_step(optimizers["q"], gradients)
 
     if num_updates % args.policy_frequency == 0:
         for _ in range(args.policy_frequency):
-            actor_loss, log_prob, actor_metrics = compute_actor_loss(agent, obs)
-            metrics |= actor_metrics | {"losses/actor_grad_norm": gradient_step(optimizers["policy"], actor_loss)}
+            gradients, alpha_gradients, actor_metrics = compute_actor_gradients(agent, obs, torch.randn_like(actions), args)
+            gradient_step(optimizers["policy"], gradients)
             if args.autotune:
-                alpha_loss, alpha_metrics = compute_alpha_loss(agent, log_prob, -args.target_entropy_scale * actions.shape[1])
-                gradient_step(optimizers["alpha"], alpha_loss)
-                metrics |= alpha_metrics
+                gradient_step(optimizers["alpha"], alpha_gradients)
+            metrics |= actor_metrics
 
     if num_updates % args.target_network_frequency == 0:
         source, target = (agent.vf, agent.vf_target) if args.value_network else (agent.qf, agent.qf_target)
         with torch.no_grad():
             torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), args.tau)
-    metrics["losses/alpha"] = agent.log_alpha.exp()
-    return {name: value.detach() for name, value in metrics.items()}
+    metrics["losses/alpha"] = agent.log_alpha.detach().exp()
+    return metrics
 
 
 # === Evaluation =======================================================================================================
@@ -941,6 +988,10 @@ def main(args: Args) -> None:
     writer = SummaryWriter(str(folder))
     if args.resume is None:
         save_checkpoint(folder, writer, parts, counters)
+
+    # --- compilation ---
+    if args.compile:
+        compile_update(agent, buffer, args)
 
     # --- loop ---
     global_step, num_updates = counters["global_step"], counters["num_updates"]

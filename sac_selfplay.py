@@ -81,6 +81,8 @@ class Args:
     """use only deterministic cuDNN algorithms"""
     cuda: bool = True
     """use the GPU if there is one"""
+    compile: bool = True
+    """compile the update: some seconds before the first step, the first time on a machine more, for faster ones after it"""
     track: bool = False
     """log to Weights & Biases too (WANDB_MODE=offline works without an account)"""
     wandb_project_name: str = "self-play"
@@ -240,7 +242,7 @@ def check_args(args: Args) -> None:
             fail("--track takes a W&B account: log in with `wandb login`, or set WANDB_MODE=offline")
 
 
-MAY_CHANGE = ("total_timesteps", "cuda", "track", "wandb_project_name", "wandb_entity")  # in a run that is resumed
+MAY_CHANGE = ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity")  # in a run that is resumed
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
@@ -527,7 +529,11 @@ class ReplayBuffer:
         numbers = self.total - num_new + draws - num_old
         if num_old:
             numbers = torch.where(draws < num_old, self.eligible[(gone + draws).clamp_max(len(self.eligible) - 1)], numbers)
-        columns = self.data.index_select(0, numbers % capacity).split(self.widths, dim=1)
+        return self.gather(numbers % capacity)
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, ...]:
+        """The transitions in these rows (batch_size,), split as `sample` has them."""
+        columns = self.data.index_select(0, indices).split(self.widths, dim=1)
         obs, masks, actions, rewards, next_obs, next_masks, terminations = columns
         return obs, masks.bool(), actions, rewards.squeeze(1), next_obs, next_masks.bool(), terminations.squeeze(1)
 
@@ -570,12 +576,12 @@ class ReplayBuffer:
 Metrics = dict[str, Tensor]
 
 
-def sample_actions(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
+def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Actions tanh(u) (..., action_dim) with u normal, and their log-probability (...), differentiable (2018b, appendix C).
 
+    Takes the standard normal noise (..., action_dim) that u is made of.
     log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which neither overflows nor loses digits where tanh saturates.
     """
-    noise = torch.randn_like(mean)
     u = mean + log_std.exp() * noise
     log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
     log_det = 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
@@ -584,7 +590,7 @@ def sample_actions(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def compute_td_target(
-    agent: Agent, rewards: Tensor, next_obs: Tensor, next_masks: Tensor, terminations: Tensor, args: Args
+    agent: Agent, rewards: Tensor, next_obs: Tensor, next_masks: Tensor, terminations: Tensor, noise: Tensor, args: Args
 ) -> Tensor:
     """What both critics regress on (batch_size,): reward plus discounted soft value of the next state (2018b, eq. 2 and 3).
 
@@ -596,7 +602,8 @@ def compute_td_target(
         soft_values = agent.qf_target(next_obs).amin(0) - agent.per_action(alpha) * log_probs
         next_values = agent.per_branch(log_probs.exp() * soft_values).mean(-1)
     else:
-        next_actions, next_log_prob = sample_actions(*policy.chunk(2, dim=-1))
+        mean, log_std = policy.chunk(2, dim=-1)
+        next_actions, next_log_prob = sample_actions(mean, log_std, noise)
         next_values = agent.qf_target(next_obs, next_actions).amin(0).squeeze(-1) - alpha * next_log_prob
     return rewards + args.gamma * (1.0 - terminations) * next_values
 
@@ -617,7 +624,7 @@ def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tenso
     return qf_losses.sum(), metrics | {"losses/qf1_values": qf_values[0].mean(), "losses/qf2_values": qf_values[1].mean()}
 
 
-def compute_actor_loss(agent: Agent, obs: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+def compute_actor_loss(agent: Agent, obs: Tensor, masks: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """Loss of the policy (2018b, eq. 9; 2019, eq. 12), and its entropies (batch_size, 1 or num_branches)."""
     policy, alpha = agent.actor(obs), agent.log_alpha.exp().detach()
     if isinstance(agent.actor, CategoricalActor):
@@ -628,7 +635,7 @@ def compute_actor_loss(agent: Agent, obs: Tensor, masks: Tensor) -> tuple[Tensor
         metrics = {}
     else:
         mean, log_std = policy.chunk(2, dim=-1)
-        actions, log_prob = sample_actions(mean, log_std)
+        actions, log_prob = sample_actions(mean, log_std, noise)
         actor_loss = (alpha * log_prob - agent.qf(obs, actions).amin(0).squeeze(-1)).mean()
         entropies = -log_prob[:, None]  # an estimate from one action
         metrics = {"losses/action_magnitude": actions.abs().mean(), "losses/policy_mean": mean.mean()}
@@ -649,40 +656,81 @@ def compute_alpha_loss(agent: Agent, entropies: Tensor, targets: Tensor) -> tupl
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
 
-def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
-    """Steps this optimiser's parameters, computes no other gradient, and returns the gradient's norm."""
-    parameters = optimizer.param_groups[0]["params"]
-    optimizer.zero_grad()
-    loss.backward(inputs=parameters)
+Gradients = tuple[Tensor, ...]
+
+
+def compute_qf_gradients(agent: Agent, batch: tuple[Tensor, ...], noise: Tensor, args: Args) -> tuple[Gradients, Metrics]:
+    """Gradients of the critics on a batch (`ReplayBuffer.sample`)."""
+    obs, _, actions, rewards, next_obs, next_masks, terminations = batch
+    obs, next_obs = agent.normalize(obs), agent.normalize(next_obs)
+    td_target = compute_td_target(agent, rewards, next_obs, next_masks, terminations, noise, args)
+    loss, metrics = compute_qf_loss(agent, obs, actions, td_target)
+    gradients = torch.autograd.grad(loss, list(agent.qf.parameters()))
+    metrics["losses/qf_grad_norm"] = nn.utils.get_total_norm(gradients)
+    return gradients, {name: value.detach() for name, value in metrics.items()}
+
+
+def compute_actor_gradients(
+    agent: Agent, batch: tuple[Tensor, ...], noise: Tensor, args: Args
+) -> tuple[Gradients, Gradients, Metrics]:
+    """Gradients of the actor, and with --autotune of the entropy coefficients, and none of the critics that they go through."""
+    obs, masks, actions = batch[:3]
+    actor_loss, entropies, metrics = compute_actor_loss(agent, agent.normalize(obs), masks, noise)
+    gradients = torch.autograd.grad(actor_loss, list(agent.actor.parameters()))
+    metrics["losses/actor_grad_norm"] = nn.utils.get_total_norm(gradients)
+    alpha_gradients: Gradients = ()
+    if args.autotune:
+        alpha_loss, alpha_metrics = compute_alpha_loss(agent, entropies, target_entropies(agent, masks, actions, args))
+        alpha_gradients, metrics = torch.autograd.grad(alpha_loss, [agent.log_alpha]), metrics | alpha_metrics
+    return gradients, alpha_gradients, {name: value.detach() for name, value in metrics.items()}
+
+
+def compile_update(agents: Mapping[str, Agent], buffers: Mapping[str, ReplayBuffer], args: Args) -> None:
+    """Puts compiled forms in the places of the gradients; where that fails, says so and leaves plain PyTorch there."""
+    global compute_qf_gradients, compute_actor_gradients
+    began = time.perf_counter()
+    torch._dynamo.config.trace_autograd_ops = True  # or torch.autograd.grad would not be compiled
+    compiled_qf, compiled_actor = torch.compile(compute_qf_gradients), torch.compile(compute_actor_gradients)
+    try:
+        for behavior, buffer in buffers.items():
+            batch = buffer.gather(buffer.rows(0, args.batch_size))
+            compiled_qf(agents[behavior], batch, torch.zeros_like(batch[2]), args)
+            compiled_actor(agents[behavior], batch, torch.zeros_like(batch[2]), args)
+    except RuntimeError as error:  # no C++ compiler, say
+        print(f"warning: the update is slow, for it cannot be compiled: {str(error).splitlines()[0]}", file=sys.stderr)
+        return
+    compute_qf_gradients, compute_actor_gradients = compiled_qf, compiled_actor
+    print(f"compiled the update in {time.perf_counter() - began:.1f} s; PyTorch keeps it on disk for the next run")
+
+
+def gradient_step(optimizer: torch.optim.Optimizer, gradients: Gradients) -> None:
+    """Steps this optimiser's parameters by these gradients."""
+    for parameter, gradient in zip(optimizer.param_groups[0]["params"], gradients, strict=True):
+        parameter.grad = gradient
     optimizer.step()
-    return nn.utils.get_total_norm([parameter.grad for parameter in parameters])
 
 
 def update(
     agent: Agent, optimizers: Mapping[str, torch.optim.Optimizer], batch: tuple[Tensor, ...], args: Args, num_updates: int
 ) -> Metrics:
     """One round of Algorithm 1: critics, actor, entropy coefficients, targets; num_updates counts the earlier ones."""
-    obs, masks, actions, rewards, next_obs, next_masks, terminations = batch
-    obs, next_obs = agent.normalize(obs), agent.normalize(next_obs)
-
-    td_target = compute_td_target(agent, rewards, next_obs, next_masks, terminations, args)
-    qf_loss, metrics = compute_qf_loss(agent, obs, actions, td_target)
-    metrics["losses/qf_grad_norm"] = gradient_step(optimizers["q"], qf_loss)
+    actions = batch[2]
+    gradients, metrics = compute_qf_gradients(agent, batch, torch.randn_like(actions), args)
+    gradient_step(optimizers["q"], gradients)
 
     if num_updates % args.policy_frequency == 0:
         for _ in range(args.policy_frequency):
-            actor_loss, entropies, actor_metrics = compute_actor_loss(agent, obs, masks)
-            metrics |= actor_metrics | {"losses/actor_grad_norm": gradient_step(optimizers["policy"], actor_loss)}
+            gradients, alpha_gradients, actor_metrics = compute_actor_gradients(agent, batch, torch.randn_like(actions), args)
+            gradient_step(optimizers["policy"], gradients)
             if args.autotune:
-                alpha_loss, alpha_metrics = compute_alpha_loss(agent, entropies, target_entropies(agent, masks, actions, args))
-                gradient_step(optimizers["alpha"], alpha_loss)
-                metrics |= alpha_metrics
+                gradient_step(optimizers["alpha"], alpha_gradients)
+            metrics |= actor_metrics
 
     if num_updates % args.target_network_frequency == 0:
         with torch.no_grad():
             torch._foreach_lerp_(list(agent.qf_target.parameters()), list(agent.qf.parameters()), args.tau)
-    metrics["losses/alpha"] = agent.log_alpha.exp().mean()
-    return {name: value.detach() for name, value in metrics.items()}
+    metrics["losses/alpha"] = agent.log_alpha.detach().exp().mean()
+    return metrics
 
 
 # === Evaluation =======================================================================================================
@@ -1073,6 +1121,10 @@ def main(args: Args) -> None:
     writer = SummaryWriter(str(folder))
     if args.resume is None:
         save_checkpoint(folder, writer, parts, counters)
+
+    # --- compilation ---
+    if args.compile:
+        compile_update(agents, buffers, args)
 
     # --- loop ---
     global_step, status, finished_lengths = counters["global_step"], "", []

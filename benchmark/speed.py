@@ -419,9 +419,9 @@ def main(args: Args) -> None:
         with Path(f"{args.output}.csv").open("w", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(["script", "round", "measured", "quantity", "seconds"])
-            for script, whats in results.items():
-                for what, i in itertools.product(whats, range(args.rounds)):
-                    rows = ([script, i + 1, what, key, f"{value:.6g}"] for key, value in whats[what][i].items())
+            for name, measured in results.items():
+                for what, i in itertools.product(measured, range(args.rounds)):
+                    rows = ([name, i + 1, what, key, f"{value:.6g}"] for key, value in measured[what][i].items())
                     table.writerows(rows)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
+os.environ["TORCH_COMPILE_DISABLE"] = "1"  # but in tests/test_compile.py: most tests make few updates
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
 
 import pytest  # noqa: E402

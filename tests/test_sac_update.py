@@ -29,7 +29,7 @@ def test_squashed_log_probability_and_its_gradient(scale: float) -> None:
     log_std = torch.randn(200, 3).double().requires_grad_()
     weights = torch.randn(200).double()
     torch.manual_seed(1)
-    actions, log_prob = sample_actions(mean, log_std)
+    actions, log_prob = sample_actions(mean, log_std, torch.randn_like(mean))
     grads = torch.autograd.grad((weights * log_prob).sum() + actions.sum(), [mean, log_std])
     torch.manual_seed(1)
     policy = squashed(mean, log_std)
@@ -44,14 +44,14 @@ def test_squashed_log_probability_and_its_gradient(scale: float) -> None:
 def test_squashed_log_probability_is_a_density() -> None:
     """In float32: exp(log_prob), averaged over actions drawn from it with weight 1 / density, measures the interval: 2."""
     torch.manual_seed(0)
-    actions, log_prob = sample_actions(torch.full((400_000, 1), 0.2), torch.full((400_000, 1), -0.1))
+    actions, log_prob = sample_actions(torch.full((400_000, 1), 0.2), torch.full((400_000, 1), -0.1), torch.randn(400_000, 1))
     inside = actions[:, 0].abs() < 0.9  # the weights have no finite variance at the ends
     assert (inside / log_prob.exp()).mean().item() == pytest.approx(1.8, rel=0.01)
 
 
 def test_squashed_log_probability_stays_finite_in_float32() -> None:
     """Where tanh is 1 in float32, log(1 - tanh^2) is minus infinity; the stable form is not."""
-    _, log_prob = sample_actions(torch.tensor([[50.0], [-50.0]]), torch.tensor([[-20.0], [-20.0]]))
+    _, log_prob = sample_actions(torch.tensor([[50.0], [-50.0]]), torch.tensor([[-20.0], [-20.0]]), torch.randn(2, 1))
     noise_part = 20 - 0.5 * math.log(2 * math.pi)
     for value in log_prob.tolist():  # log(1 - tanh(50)^2) = 2 log 2 - 100, and the noise term is at most a few
         assert value == pytest.approx(noise_part - 2 * math.log(2) + 100, abs=8.0)
@@ -190,14 +190,16 @@ def test_updates_against_a_second_implementation(flags: dict[str, Any]) -> None:
 
 
 def test_the_actors_loss_leaves_no_gradient_in_the_critics() -> None:
-    """What the actor's step does not need, it does not compute; the critics' own gradients are untouched."""
+    """The gradients are those of the actor and of the entropy coefficient, in the order of their parameters, and no others."""
     torch.manual_seed(0)
     agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args())
-    loss, _, _ = sac_continuous.compute_actor_loss(agent, torch.randn(8, 2))
-    sac_continuous.gradient_step(torch.optim.Adam(agent.actor.parameters()), loss)
-    assert all(p.grad is None for p in agent.qf.parameters())
-    assert agent.log_alpha.grad is None
-    assert all(p.grad is not None for p in agent.actor.parameters())
+    obs, noise = torch.randn(8, 2), torch.randn(8, 1)
+    gradients, alpha_gradients, _ = sac_continuous.compute_actor_gradients(agent, obs, noise, Args())
+    assert all(p.grad is None for p in agent.parameters())
+    sac_continuous.compute_actor_loss(agent, obs, noise)[0].backward()
+    torch.testing.assert_close(gradients, tuple(p.grad for p in agent.actor.parameters()))
+    assert [gradient.shape for gradient in alpha_gradients] == [agent.log_alpha.shape]
+    assert sac_continuous.compute_actor_gradients(agent, obs, noise, Args(autotune=False))[1] == ()
 
 
 def test_the_normalisation_is_shared() -> None:

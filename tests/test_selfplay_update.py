@@ -317,6 +317,9 @@ def values_of_parts(q: Tensor, parts: tuple[int, ...], branches: tuple[int, ...]
     return [q[sum(branches[:k]) + part] for k, part in enumerate(parts)]
 
 
+NO_NOISE = torch.zeros(0)  # discrete actions are not drawn, but averaged over
+
+
 def brute_force_soft_value(logits: Tensor, mask: Tensor, q: Tensor, alpha: Tensor, branches: tuple[int, ...]) -> Tensor:
     """Of one row: the mean over all joint actions of the mean over branches of value minus alpha times log-probability."""
     total = torch.zeros(()).double()
@@ -332,7 +335,7 @@ def test_td_target_is_an_expectation_over_joint_actions(branches: tuple[int, ...
     torch.manual_seed(0)
     agent, args = make_sac(branches)
     _, _, _, rewards, next_obs, next_masks, terminations = draw_batch(branches)
-    targets = sac_selfplay.compute_td_target(agent, rewards, next_obs, next_masks, terminations, args)
+    targets = sac_selfplay.compute_td_target(agent, rewards, next_obs, next_masks, terminations, NO_NOISE, args)
     first, second = agent.qf_target(next_obs)
     alpha, logits = agent.log_alpha.exp(), agent.actor(next_obs)
     for i in range(12):
@@ -367,7 +370,7 @@ def test_actor_loss_and_its_gradient_over_joint_actions(branches: tuple[int, ...
     torch.manual_seed(0)
     agent, _ = make_sac(branches)
     obs, masks, *_ = draw_batch(branches)
-    loss, entropies, _ = sac_selfplay.compute_actor_loss(agent, obs, masks)
+    loss, entropies, _ = sac_selfplay.compute_actor_loss(agent, obs, masks, NO_NOISE)
     grads = torch.autograd.grad(loss, list(agent.actor.parameters()), retain_graph=True)
     untouched = [*agent.qf.parameters(), agent.log_alpha]
     assert all(g is None for g in torch.autograd.grad(loss, untouched, allow_unused=True))
@@ -427,11 +430,11 @@ def test_a_branch_of_50_does_not_outweigh_one_of_2() -> None:
         last.bias.data = torch.cat([torch.full((2,), 3.0), torch.full((50,), 7.0)]).expand(2, 1, 52).double().clone()
     obs, masks = torch.randn(4, 5).double(), torch.ones(4, 52, dtype=torch.bool)
     zeros = torch.zeros(4).double()
-    assert sac_selfplay.compute_td_target(agent, zeros, obs, masks, zeros, args).tolist() == pytest.approx([5.0] * 4)
+    assert sac_selfplay.compute_td_target(agent, zeros, obs, masks, zeros, NO_NOISE, args).tolist() == pytest.approx([5.0] * 4)
     loss, metrics = sac_selfplay.compute_qf_loss(agent, obs, torch.tensor([[1, 49]] * 4), zeros)
     assert metrics["losses/qf1_values"].item() == pytest.approx(5.0)
     assert loss.item() == pytest.approx(50.0)
-    assert sac_selfplay.compute_actor_loss(agent, obs, masks)[0].item() == pytest.approx(-5.0)
+    assert sac_selfplay.compute_actor_loss(agent, obs, masks, NO_NOISE)[0].item() == pytest.approx(-5.0)
     entropies = torch.tensor([[0.1, 0.3]] * 4).double()
     agent.log_alpha.data.zero_()
     assert sac_selfplay.compute_alpha_loss(agent, entropies, torch.zeros(2).double())[0].item() == pytest.approx(0.2)
@@ -442,10 +445,10 @@ def test_a_forced_move_teaches_the_policy_nothing() -> None:
     torch.manual_seed(0)
     agent, args = make_sac((4,), gamma=1.0)
     obs, masks, zeros = torch.randn(3, 5).double(), torch.tensor([[False, False, True, False]] * 3), torch.zeros(3).double()
-    loss, entropies, _ = sac_selfplay.compute_actor_loss(agent, obs, masks)
+    loss, entropies, _ = sac_selfplay.compute_actor_loss(agent, obs, masks, NO_NOISE)
     assert all((g == 0).all() for g in torch.autograd.grad(loss, list(agent.actor.parameters())))
     assert (entropies == 0).all()
-    targets = sac_selfplay.compute_td_target(agent, zeros, obs, masks, zeros, args)
+    targets = sac_selfplay.compute_td_target(agent, zeros, obs, masks, zeros, NO_NOISE, args)
     torch.testing.assert_close(targets, agent.qf_target(obs).amin(0)[:, 2].detach())
 
 
@@ -534,7 +537,8 @@ def test_sac_updates_against_a_second_implementation(branches: tuple[int, ...], 
     reference, optimizers = Reference(agent, args, branches), sac_optimizers(agent, args)
     for num_updates in range(5):
         batch = draw_batch(branches)
-        metrics = sac_selfplay.update(agent, optimizers, batch, args, num_updates)
+        stored = *batch[:2], batch[2].double(), *batch[3:]  # the buffer stores floats
+        metrics = sac_selfplay.update(agent, optimizers, stored, args, num_updates)
         reference.update(batch, num_updates)
     pairs = [(agent.actor, reference.actor), (agent.qf, reference.qf), (agent.qf_target, reference.qf_target)]
     for module, params in pairs:

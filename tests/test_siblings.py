@@ -15,20 +15,21 @@ SECTIONS += ["Checkpoints", "Main"]
 PPO, SAC = ["Generalised advantage estimation"], ["Replay buffer"]
 # Functions and classes of one name that differ between siblings, for that is the lesson. What is new here has to be wanted.
 MAY_DIFFER = {
-    ("ppo_continuous", "sac_continuous"): {"Args", "Actor", "Agent", "check_args", "mlp", "update", "main"},
+    ("ppo_continuous", "sac_continuous"): {"Args", "Actor", "Agent", "check_args", "mlp", "main"}
+    | {"update", "compile_update"},
     ("ppo_selfplay", "sac_selfplay"): {"Args", "NormalActor", "CategoricalActor", "Agent", "check_args", "mlp"}
-    | {"update", "main"},
+    | {"update", "compile_update", "main"},
     ("ppo_continuous", "ppo_selfplay"): {"Args", "Agent", "check_args", "make_env", "update", "evaluate", "describe"}
-    | {"save_model", "load_model", "main"},
+    | {"save_model", "load_model", "main", "compute_gradients", "compile_update"},
     ("sac_continuous", "sac_selfplay"): {"Args", "Agent", "check_args", "make_env", "update", "evaluate", "describe"}
     | {"save_model", "load_model", "main", "ReplayBuffer", "TwinQNetwork", "compute_td_target", "compute_qf_loss"}
-    | {"compute_actor_loss", "compute_alpha_loss"},
+    | {"compute_actor_loss", "compute_alpha_loss", "compute_qf_gradients", "compute_actor_gradients", "compile_update"},
 }
 MAX_CHANGED_LINES = {
-    ("ppo_continuous", "sac_continuous"): 600,
-    ("ppo_selfplay", "sac_selfplay"): 700,
-    ("ppo_continuous", "ppo_selfplay"): 800,
-    ("sac_continuous", "sac_selfplay"): 1000,
+    ("ppo_continuous", "sac_continuous"): 660,
+    ("ppo_selfplay", "sac_selfplay"): 760,
+    ("ppo_continuous", "ppo_selfplay"): 820,
+    ("sac_continuous", "sac_selfplay"): 1030,
 }
 
 

@@ -1,0 +1,134 @@
+"""The compiled update computes what the plain one does, and a machine without a compiler gets the plain one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import load_weights
+
+ROOT = Path(__file__).parent.parent
+START = f"""
+import importlib, math, sys
+import torch
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+"""
+SINGLE = """
+from gymnasium.vector import AutoresetMode
+from toy_envs import make_vector
+
+torch.manual_seed(0)
+args = script.Args(batch_size=64, **flags) if is_sac else script.Args(num_steps=128, num_minibatches=2, **flags)
+agent = script.Agent(make_vector(AutoresetMode.SAME_STEP, 1), args)
+agent.obs_rms.update(torch.randn(100, 2) * 3 + 5)
+obs, actions, rows = torch.randn(2, 64, 2) * 3 + 5, torch.randn(64, 1).tanh(), torch.randn(4, 64)
+if is_sac:
+    buffer = script.ReplayBuffer(64, 2, 1, torch.device("cpu"), None)
+    buffer.data.copy_(torch.cat([obs[0], actions, rows[:1].T, obs[1], (rows[1:2] > 1).T], 1))
+    batch = buffer.gather(torch.arange(64))
+    actors_batch, compile_with = batch[0], (agent, buffer, args)
+else:
+    batch, compile_with = (obs[0], actions, *rows), (agent, args)
+"""
+SELFPLAY = """
+from utils.team_env import make_team_env
+
+torch.manual_seed(0)
+env = make_team_env("sumo", num_games=4, **flags)
+team, args = env.teams[0], script.Args(batch_size=64) if is_sac else script.Args(num_games=64, num_steps=1, num_minibatches=1)
+agent = script.Agent(team, args)
+obs, masks, rows = torch.randn(2, 64, team.obs_dim), torch.rand(2, 64, sum(team.branches)) < 0.7, torch.randn(4, 64)
+masks |= torch.ones_like(masks) & (torch.arange(masks.shape[-1]) % 3 == 0)  # a legal action in each branch
+actions = torch.zeros(64, team.action_dim) if team.branches else torch.randn(64, team.action_dim).tanh()
+if is_sac:
+    buffer = script.ReplayBuffer(64, team, torch.device("cpu"), None)
+    buffer.data.copy_(torch.cat([obs[0], masks[0], actions, rows[:1].T, obs[1], masks[1], (rows[1:2] > 1).T], 1))
+    actors_batch = batch = buffer.gather(torch.arange(64))
+    compile_with = {"team": agent}, {"team": buffer}, args
+else:
+    batch = (obs[0], masks[0], actions.long() if team.branches else actions, *rows)
+    compile_with = {team.behavior: agent}, env.teams, args
+"""
+COMPARE = """
+def gradients():
+    if not is_sac:
+        return script.compute_gradients(agent, batch, args)
+    noise = torch.randn(2, 64, actions.shape[1], generator=torch.Generator().manual_seed(1))
+    qf_gradients = script.compute_qf_gradients(agent, batch, noise[0], args)
+    return qf_gradients, script.compute_actor_gradients(agent, actors_batch, noise[1], args)
+
+plain = gradients()
+script.compile_update(*compile_with)
+compiled = gradients()
+torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
+graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+assert graphs == 1 + is_sac, f"{graphs} graphs were compiled"
+"""
+
+
+def run(words: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Python in a process in which compiling is allowed."""
+    env = {name: value for name, value in os.environ.items() if name != "TORCH_COMPILE_DISABLE"} | variables
+    return subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("ppo_continuous", {}),
+        ("ppo_continuous", {"norm_adv": False, "clip_vloss": False, "ent_coef": 0.1}),
+        ("sac_continuous", {"norm_obs": True}),
+        ("sac_continuous", {"value_network": True, "autotune": False}),
+        ("ppo_selfplay", {}),
+        ("ppo_selfplay", {"env_kwargs": {"actions": "multidiscrete"}}),
+        ("sac_selfplay", {}),
+        ("sac_selfplay", {"env_kwargs": {"actions": "multidiscrete"}}),
+    ],
+)
+def test_gradients_are_those_of_the_plain_update(name: str, flags: dict[str, object], tmp_path: Path) -> None:
+    """Gradients and metrics of the same batch with the same noise; what was compiled beforehand serves, in one graph each."""
+    words = f"script, flags, is_sac = importlib.import_module({name!r}), {flags!r}, {name.startswith('sac')}\n"
+    code = START + words + (SINGLE if name.endswith("continuous") else SELFPLAY) + COMPARE
+    result = run(["-c", code], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("compiled the update in")
+
+
+@pytest.mark.parametrize("name", ["ppo_continuous", "sac_continuous", "ppo_selfplay", "sac_selfplay"])
+def test_a_run_without_a_compiler_says_so(name: str, tmp_path: Path) -> None:
+    """It warns in one line that names the compiler, and equals the run with --no-compile."""
+    flags = "--no-cuda --eval-freq 0 --total-timesteps 512"
+    if name.endswith("continuous"):
+        flags += " --env-id Pendulum-v1 --eval-episodes 1"
+        flags += " --num-steps 128" if name.startswith("ppo") else " --learning-starts 400 --batch-size 64"
+    else:
+        flags += " --num-games 8 --eval-games 2 --cross-play-games 0"
+        flags += " --num-steps 16" if name.startswith("ppo") else " --learning-starts 64 --updates-per-step 0.1"
+    words = [str(ROOT / f"{name}.py"), *flags.split()]
+    plain = run([*words, "--no-compile"], tmp_path)
+    without = run(words, tmp_path, CXX="/nonexistent/c++", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
+    assert [plain.returncode, without.returncode] == [0, 0], plain.stderr + without.stderr
+    assert "compile" not in plain.stdout + plain.stderr
+    (warning,) = [line for line in without.stderr.splitlines() if line.startswith("warning")]
+    assert "cannot be compiled" in warning
+    assert "/nonexistent/c++" in warning
+    results = [[line for line in x.stdout.splitlines() if line.startswith(("evaluation", "scores"))] for x in (plain, without)]
+    assert results[0] == results[1]
+    assert len(results[0]) == 1
+
+
+@pytest.mark.parametrize("name", ["ppo_continuous", "sac_continuous"])
+def test_a_resumed_compiled_run_equals_one_that_went_on(name: str, tmp_path: Path) -> None:
+    """Bit for bit, though the two parts are compiled by two processes."""
+    flags = "--no-cuda --env-id Pendulum-v1 --eval-freq 0 --eval-episodes 1 --checkpoint-freq 512 --total-timesteps"
+    own = "--num-steps 128 --no-anneal-lr" if name.startswith("ppo") else "--learning-starts 400 --batch-size 64"
+    words = [str(ROOT / f"{name}.py"), *own.split(), *flags.split()]
+    run([*words, "1024"], tmp_path)
+    (whole,) = tmp_path.glob("runs/*")
+    run([*words, "512"], tmp_path)
+    (parts,) = set(tmp_path.glob("runs/*")) - {whole}
+    resumed = run([*words, "1024", "--resume", str(parts)], tmp_path)
+    assert "compiled the update in" in resumed.stdout, resumed.stderr
+    torch.testing.assert_close(load_weights(parts), load_weights(whole), rtol=0, atol=0)
