@@ -39,7 +39,7 @@ import sys
 import time
 import traceback
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -513,8 +513,28 @@ def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
     return loss, {"losses/value_loss": loss}
 
 
-def compute_gradients(agent: Agent, minibatch: tuple[Tensor, ...], args: Args) -> tuple[tuple[Tensor, ...], Metrics]:
-    """Gradients of all parameters, of eq. 9 with the value loss halved and the entropy of the whole policy; clipped."""
+def make_optimizer(parameters: Iterable[nn.Parameter], lr: float, eps: float = 1e-8) -> torch.optim.Adam:
+    """Adam on one vector, of which the parameters become views: a step is one operation, however many layers there are."""
+    parameters = list(parameters)
+    vector = nn.Parameter(torch.cat([x.detach().flatten() for x in parameters]))
+    for parameter, chunk in zip(parameters, vector.detach().split([x.numel() for x in parameters]), strict=True):
+        parameter.data = chunk.view_as(parameter)
+    return torch.optim.Adam([vector], lr=lr, eps=eps, fused=True)
+
+
+def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The gradient of these parameters, and of no others, as one vector."""
+    return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(parameters))])
+
+
+def gradient_step(optimizer: torch.optim.Optimizer, gradient: Tensor) -> None:
+    """Steps the parameters of an optimiser from `make_optimizer` by their gradient."""
+    optimizer.param_groups[0]["params"][0].grad = gradient
+    optimizer.step()
+
+
+def compute_update_gradient(agent: Agent, minibatch: tuple[Tensor, ...], args: Args) -> tuple[Tensor, Metrics]:
+    """Gradient of eq. 9, with the value loss halved and the entropy of the whole policy, as one vector; clipped."""
     mb_obs, mb_masks, mb_actions, mb_log_prob, mb_advantages, mb_returns, mb_values = minibatch
     if args.norm_adv:
         mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
@@ -526,19 +546,19 @@ def compute_gradients(agent: Agent, minibatch: tuple[Tensor, ...], args: Args) -
     value_loss, value_metrics = compute_value_loss(values, mb_values, mb_returns, value_clip)
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
 
-    gradients = torch.autograd.grad(loss, list(agent.parameters()))
-    grad_norm = nn.utils.get_total_norm(gradients)
-    scale = (args.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0)
+    gradient = compute_gradient(loss, agent.parameters())
+    grad_norm = gradient.norm()
     metrics = policy_metrics | value_metrics | {"losses/entropy": entropy, "losses/grad_norm": grad_norm}
-    return tuple(gradient * scale for gradient in gradients), {name: value.detach() for name, value in metrics.items()}
+    gradient = gradient * (args.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0)
+    return gradient, {name: value.detach() for name, value in metrics.items()}
 
 
 def compile_update(agents: Mapping[str, Agent], teams: Sequence[Team], args: Args) -> None:
-    """Puts a compiled form in the place of `compute_gradients`; where that fails, says so and leaves plain PyTorch there."""
-    global compute_gradients
+    """Puts a compiled form in the place of the gradient's function; where that fails, says so and leaves them."""
+    global compute_update_gradient
     began = time.perf_counter()
     torch._dynamo.config.trace_autograd_ops = True  # or torch.autograd.grad would not be compiled
-    compiled = torch.compile(compute_gradients)
+    compiled = torch.compile(compute_update_gradient)
     try:
         for team in {team.behavior: team for team in teams}.values():
             agent, rows = agents[team.behavior], args.minibatch_size * len(team.agents)
@@ -549,16 +569,14 @@ def compile_update(agents: Mapping[str, Agent], teams: Sequence[Team], args: Arg
     except RuntimeError as error:  # no C++ compiler, say
         print(f"warning: the update is slow, for it cannot be compiled: {str(error).splitlines()[0]}", file=sys.stderr)
         return
-    compute_gradients = compiled
+    compute_update_gradient = compiled
     print(f"compiled the update in {time.perf_counter() - began:.1f} s; PyTorch keeps it on disk for the next run")
 
 
 def update(agent: Agent, optimizer: torch.optim.Optimizer, minibatch: tuple[Tensor, ...], args: Args) -> Metrics:
     """One gradient step on a minibatch: obs, masks, actions, log-probabilities, advantages, returns, values, a row each."""
-    gradients, metrics = compute_gradients(agent, minibatch, args)
-    for parameter, gradient in zip(agent.parameters(), gradients, strict=True):
-        parameter.grad = gradient
-    optimizer.step()
+    gradient, metrics = compute_update_gradient(agent, minibatch, args)
+    gradient_step(optimizer, gradient)
     return metrics
 
 
@@ -770,7 +788,7 @@ def make_pool(args: Args, rng: np.random.Generator) -> SnapshotPool:
 
 # === Checkpoints ======================================================================================================
 
-CHECKPOINT_FORMAT = 1  # of the files; goes up when older ones cannot be read any more
+CHECKPOINT_FORMAT = 2  # of the files; goes up when older ones cannot be read any more
 
 
 def check_finite(quantities: Mapping[str, Sequence[float] | np.ndarray], global_step: int, stride: int = 1) -> None:
@@ -900,8 +918,7 @@ def main(args: Args) -> None:
     # --- agents, optimisers, pools and ratings ---
     agents = {team.behavior: Agent(team, args).to(device) for team in env.teams}
     optimizers = {
-        behavior: torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-        for behavior, agent in agents.items()
+        behavior: make_optimizer(agent.parameters(), lr=args.learning_rate, eps=1e-5) for behavior, agent in agents.items()
     }
     rng = np.random.default_rng(args.seed)
     pools = {behavior: make_pool(args, rng) for behavior in behaviors}

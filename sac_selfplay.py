@@ -43,7 +43,7 @@ import sys
 import time
 import traceback
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -656,41 +656,57 @@ def compute_alpha_loss(agent: Agent, entropies: Tensor, targets: Tensor) -> tupl
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
 
-Gradients = tuple[Tensor, ...]
+def make_optimizer(parameters: Iterable[nn.Parameter], lr: float, eps: float = 1e-8) -> torch.optim.Adam:
+    """Adam on one vector, of which the parameters become views: a step is one operation, however many layers there are."""
+    parameters = list(parameters)
+    vector = nn.Parameter(torch.cat([x.detach().flatten() for x in parameters]))
+    for parameter, chunk in zip(parameters, vector.detach().split([x.numel() for x in parameters]), strict=True):
+        parameter.data = chunk.view_as(parameter)
+    return torch.optim.Adam([vector], lr=lr, eps=eps, fused=True)
 
 
-def compute_qf_gradients(agent: Agent, batch: tuple[Tensor, ...], noise: Tensor, args: Args) -> tuple[Gradients, Metrics]:
-    """Gradients of the critics on a batch (`ReplayBuffer.sample`)."""
+def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The gradient of these parameters, and of no others, as one vector."""
+    return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(parameters))])
+
+
+def gradient_step(optimizer: torch.optim.Optimizer, gradient: Tensor) -> None:
+    """Steps the parameters of an optimiser from `make_optimizer` by their gradient."""
+    optimizer.param_groups[0]["params"][0].grad = gradient
+    optimizer.step()
+
+
+def compute_qf_gradient(agent: Agent, batch: tuple[Tensor, ...], noise: Tensor, args: Args) -> tuple[Tensor, Metrics]:
+    """Gradient of the critics on a batch (`ReplayBuffer.sample`)."""
     obs, _, actions, rewards, next_obs, next_masks, terminations = batch
     obs, next_obs = agent.normalize(obs), agent.normalize(next_obs)
     td_target = compute_td_target(agent, rewards, next_obs, next_masks, terminations, noise, args)
     loss, metrics = compute_qf_loss(agent, obs, actions, td_target)
-    gradients = torch.autograd.grad(loss, list(agent.qf.parameters()))
-    metrics["losses/qf_grad_norm"] = nn.utils.get_total_norm(gradients)
-    return gradients, {name: value.detach() for name, value in metrics.items()}
+    gradient = compute_gradient(loss, agent.qf.parameters())
+    metrics["losses/qf_grad_norm"] = gradient.norm()
+    return gradient, {name: value.detach() for name, value in metrics.items()}
 
 
-def compute_actor_gradients(
+def compute_actor_gradient(
     agent: Agent, batch: tuple[Tensor, ...], noise: Tensor, args: Args
-) -> tuple[Gradients, Gradients, Metrics]:
-    """Gradients of the actor, and with --autotune of the entropy coefficients, and none of the critics that they go through."""
+) -> tuple[Tensor, Tensor | None, Metrics]:
+    """Gradients of the actor and, with --autotune, of the entropy coefficients; none of the critics that they go through."""
     obs, masks, actions = batch[:3]
     actor_loss, entropies, metrics = compute_actor_loss(agent, agent.normalize(obs), masks, noise)
-    gradients = torch.autograd.grad(actor_loss, list(agent.actor.parameters()))
-    metrics["losses/actor_grad_norm"] = nn.utils.get_total_norm(gradients)
-    alpha_gradients: Gradients = ()
+    gradient, alpha_gradient = compute_gradient(actor_loss, agent.actor.parameters()), None
+    metrics["losses/actor_grad_norm"] = gradient.norm()
     if args.autotune:
         alpha_loss, alpha_metrics = compute_alpha_loss(agent, entropies, target_entropies(agent, masks, actions, args))
-        alpha_gradients, metrics = torch.autograd.grad(alpha_loss, [agent.log_alpha]), metrics | alpha_metrics
-    return gradients, alpha_gradients, {name: value.detach() for name, value in metrics.items()}
+        alpha_gradient, metrics = compute_gradient(alpha_loss, [agent.log_alpha]), metrics | alpha_metrics
+    return gradient, alpha_gradient, {name: value.detach() for name, value in metrics.items()}
 
 
 def compile_update(agents: Mapping[str, Agent], buffers: Mapping[str, ReplayBuffer], args: Args) -> None:
-    """Puts compiled forms in the places of the gradients; where that fails, says so and leaves plain PyTorch there."""
-    global compute_qf_gradients, compute_actor_gradients
+    """Puts compiled forms in the place of the gradients' functions; where that fails, says so and leaves them."""
+    global compute_qf_gradient, compute_actor_gradient
     began = time.perf_counter()
     torch._dynamo.config.trace_autograd_ops = True  # or torch.autograd.grad would not be compiled
-    compiled_qf, compiled_actor = torch.compile(compute_qf_gradients), torch.compile(compute_actor_gradients)
+    compiled_qf, compiled_actor = torch.compile(compute_qf_gradient), torch.compile(compute_actor_gradient)
     try:
         for behavior, buffer in buffers.items():
             batch = buffer.gather(buffer.rows(0, args.batch_size))
@@ -699,15 +715,8 @@ def compile_update(agents: Mapping[str, Agent], buffers: Mapping[str, ReplayBuff
     except RuntimeError as error:  # no C++ compiler, say
         print(f"warning: the update is slow, for it cannot be compiled: {str(error).splitlines()[0]}", file=sys.stderr)
         return
-    compute_qf_gradients, compute_actor_gradients = compiled_qf, compiled_actor
+    compute_qf_gradient, compute_actor_gradient = compiled_qf, compiled_actor
     print(f"compiled the update in {time.perf_counter() - began:.1f} s; PyTorch keeps it on disk for the next run")
-
-
-def gradient_step(optimizer: torch.optim.Optimizer, gradients: Gradients) -> None:
-    """Steps this optimiser's parameters by these gradients."""
-    for parameter, gradient in zip(optimizer.param_groups[0]["params"], gradients, strict=True):
-        parameter.grad = gradient
-    optimizer.step()
 
 
 def update(
@@ -715,15 +724,15 @@ def update(
 ) -> Metrics:
     """One round of Algorithm 1: critics, actor, entropy coefficients, targets; num_updates counts the earlier ones."""
     actions = batch[2]
-    gradients, metrics = compute_qf_gradients(agent, batch, torch.randn_like(actions), args)
-    gradient_step(optimizers["q"], gradients)
+    gradient, metrics = compute_qf_gradient(agent, batch, torch.randn_like(actions), args)
+    gradient_step(optimizers["q"], gradient)
 
     if num_updates % args.policy_frequency == 0:
         for _ in range(args.policy_frequency):
-            gradients, alpha_gradients, actor_metrics = compute_actor_gradients(agent, batch, torch.randn_like(actions), args)
-            gradient_step(optimizers["policy"], gradients)
-            if args.autotune:
-                gradient_step(optimizers["alpha"], alpha_gradients)
+            gradient, alpha_gradient, actor_metrics = compute_actor_gradient(agent, batch, torch.randn_like(actions), args)
+            gradient_step(optimizers["policy"], gradient)
+            if alpha_gradient is not None:
+                gradient_step(optimizers["alpha"], alpha_gradient)
             metrics |= actor_metrics
 
     if num_updates % args.target_network_frequency == 0:
@@ -941,7 +950,7 @@ def make_pool(args: Args, rng: np.random.Generator) -> SnapshotPool:
 
 # === Checkpoints ======================================================================================================
 
-CHECKPOINT_FORMAT = 1  # of the files; goes up when older ones cannot be read any more
+CHECKPOINT_FORMAT = 2  # of the files; goes up when older ones cannot be read any more
 
 
 def check_finite(quantities: Mapping[str, Sequence[float] | np.ndarray], global_step: int, stride: int = 1) -> None:
@@ -1074,9 +1083,7 @@ def main(args: Args) -> None:
     all_optimizers = {}
     for behavior, agent in agents.items():
         parameters = {"policy": list(agent.actor.parameters()), "q": list(agent.qf.parameters()), "alpha": [agent.log_alpha]}
-        all_optimizers[behavior] = {
-            name: torch.optim.Adam(parameters[name], lr=learning_rates[name], fused=True) for name in parameters
-        }
+        all_optimizers[behavior] = {name: make_optimizer(parameters[name], lr=learning_rates[name]) for name in parameters}
     annealed = [name for name in learning_rates if getattr(args, f"{name}_lr_schedule") == "linear"]
     rng = np.random.default_rng(args.seed)
     pools = {behavior: make_pool(args, rng) for behavior in behaviors}

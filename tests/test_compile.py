@@ -54,10 +54,10 @@ else:
 COMPARE = """
 def gradients():
     if not is_sac:
-        return script.compute_gradients(agent, batch, args)
+        return script.compute_update_gradient(agent, batch, args)
     noise = torch.randn(2, 64, actions.shape[1], generator=torch.Generator().manual_seed(1))
-    qf_gradients = script.compute_qf_gradients(agent, batch, noise[0], args)
-    return qf_gradients, script.compute_actor_gradients(agent, actors_batch, noise[1], args)
+    qf_gradients = script.compute_qf_gradient(agent, batch, noise[0], args)
+    return qf_gradients, script.compute_actor_gradient(agent, actors_batch, noise[1], args)
 
 plain = gradients()
 script.compile_update(*compile_with)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributions import Independent, Normal, kl_divergence
 from toy_envs import make_vector
 
-from ppo_continuous import Agent, Args, compute_policy_loss, compute_value_loss, normal_log_prob, update
+from ppo_continuous import Agent, Args, compute_policy_loss, compute_value_loss, make_optimizer, normal_log_prob, update
 
 
 def test_log_probability() -> None:
@@ -74,7 +74,7 @@ def test_updates_against_a_second_implementation(flags: dict[str, float]) -> Non
     torch.manual_seed(0)
     args = Args(log_std_init=-0.3, **flags)  # type: ignore[arg-type]
     agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), args).double()
-    optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2, eps=1e-5, fused=True)
+    optimizer = make_optimizer(agent.parameters(), lr=1e-2, eps=1e-5)
 
     params = {name: p.detach().clone().requires_grad_() for name, p in agent.named_parameters()}
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in params.items()}

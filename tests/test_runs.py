@@ -97,7 +97,7 @@ def test_evaluation_against_a_plain_loop(script: ModuleType, train: Train) -> No
         obs, _ = env.reset(seed=args.seed + 1_000_000 + episode)
         total, done = 0.0, False
         while not done:
-            action = np.clip(agent.act(obs[None])[0], -1, 1) * 2.0  # Pendulum's bounds
+            action = np.clip(agent.policy()(obs[None])[0], -1, 1) * 2.0  # Pendulum's bounds
             obs, reward, termination, truncation, _ = env.step(action)
             total, done = total + float(reward), termination or truncation
         returns.append(total)

@@ -216,7 +216,7 @@ def test_ppo_updates_against_a_second_implementation(branches: tuple[int, ...], 
     for layer in agent.actor.modules():  # initial policies are nearly uniform, which would hide much
         if isinstance(layer, nn.Linear):
             layer.weight.data *= 2.0
-    optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2, eps=1e-5, fused=True)
+    optimizer = ppo_selfplay.make_optimizer(agent.parameters(), lr=1e-2, eps=1e-5)
     params = clone(agent.named_parameters())
     reference = Adam(params, 1e-2, eps=1e-5)
     actor_net = "actor.logits" if branches else "actor.mean"
@@ -523,7 +523,7 @@ def sac_optimizers(agent: Any, args: Any) -> dict[str, torch.optim.Optimizer]:
     """As `main` makes them."""
     groups = {"policy": agent.actor.parameters(), "q": agent.qf.parameters(), "alpha": [agent.log_alpha]}
     rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
-    return {name: torch.optim.Adam(list(params), lr=rates[name], fused=True) for name, params in groups.items()}
+    return {name: sac_selfplay.make_optimizer(params, lr=rates[name]) for name, params in groups.items()}
 
 
 @pytest.mark.parametrize("branches", [(4,), (2, 5)], ids=str)
