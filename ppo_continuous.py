@@ -16,6 +16,8 @@ What differs from that reference, and why:
   for each environment and throws them away.
 - The policy acts in [-1, 1] and is rescaled to the bounds of the task, so that its initial noise means the same in every unit.
 - Values and log-probabilities are computed in one batch after a rollout; acting needs the actor alone.
+- The policy acts in NumPy, the update is compiled, and all parameters are views of one vector that the optimiser steps: for
+  small networks PyTorch takes longer to say what is to be done than to do it. `--no-compile` computes the same uncompiled.
 - Logged losses are means over all minibatches of an iteration, not those of the last one.
 - The last rollout counts: `total_timesteps` is rounded up to whole rollouts, not down.
 - At a checkpoint all environments are reset and all random streams begin anew, by seeds of that step: a run that was killed and

@@ -15,6 +15,8 @@ What differs from the reference (CleanRL's `sac_continuous_action.py`), and why:
 - The actor's pass that yields its loss also yields the entropy coefficient's; the reference samples the policy again.
 - The actor's backward pass computes no gradient for the critics' weights, which it does not need.
 - A transition is one row of the replay buffer, so that a minibatch is one gather.
+- The policy acts in NumPy, the update is compiled, and all parameters are views of one vector that the optimiser steps: for
+  small networks PyTorch takes longer to say what is to be done than to do it. `--no-compile` computes the same uncompiled.
 - The policy acts in [-1, 1] and is rescaled to the bounds of the task, so that the target entropy means the same in every unit.
 - Learning rate 1e-3 for all three optimisers, the actor updated with every critic update: what the published evidence favours.
 - At a checkpoint all environments are reset and all random streams begin anew, by seeds of that step: a run that was killed and

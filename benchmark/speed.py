@@ -59,7 +59,8 @@ class Args:
     threads: int = 1
     """cores that a process may use, and its threads"""
     steps: int | None = None
-    """steps over all environments between the two readings of the clocks; if not given, what takes some ten seconds here"""
+    """steps over all environments between the two readings of the clocks, PPO's rounded up to whole rollouts; if not given,
+    what takes some ten seconds"""
     cuda: bool = False
     """let scripts and libraries use the GPU if there is one"""
     output: Path | None = None
@@ -88,18 +89,21 @@ def make_case(script: str, args: Args) -> Case:
     flags = ["--no-track", "--eval-freq", "0", "--checkpoint-freq", "0", "--cuda" if args.cuda else "--no-cuda"]
     if script.endswith("_continuous.py"):
         flags += ["--env-id", args.env_id, "--num-envs", str(args.num_envs)]
-    if script == "ppo_continuous.py":  # whole rollouts: one before, some after
-        warmup, steps = 2048 * args.num_envs, 8 * 2048 * args.num_envs
+    unit = 1  # PPO is measured over whole rollouts
+    if script == "ppo_continuous.py":
+        unit = 2048 * args.num_envs
+        warmup, steps = unit, 8 * unit
     elif script == "sac_continuous.py":
         warmup, steps = 1_000, 1_500
         flags += ["--learning-starts", "500"]
     elif script == "ppo_selfplay.py":
-        warmup, steps = 16 * 16_384, 32 * 16_384
+        unit = 16_384
+        warmup, steps = 16 * unit, 32 * unit
         flags += ["--window", "8", "--save-steps", "16384", "--play-against-latest-model-ratio", "0"]
     else:
         warmup, steps = 20_000, 40_000
         flags += ["--window", "8", "--save-steps", "2000", "--play-against-latest-model-ratio", "0"]
-    return Case(tuple(flags), warmup, args.steps or steps)
+    return Case(tuple(flags), warmup, -(-(args.steps or steps) // unit) * unit)
 
 
 # === One measurement ==================================================================================================
@@ -384,7 +388,7 @@ def describe(script: str, results: dict[str, list[dict[str, float]]], args: Args
     parts = [[x.get(part, 0.0) / x["wall"] for x in ours] for part in ("environment", "acting", "replay", "update")]
     shares = [f"{sorted(part)[len(part) // 2]:.0%}" for part in parts]
     limits = ["", ""]
-    if results["limit"]:
+    if "limit" in results:
         pairs = list(zip(ours, results["limit"], strict=True))
         limits = [middle([y[part] / x["wall"] for x, y in pairs], ".0%") for part in ("products", "environment")]
     starts = [middle([x[key] for x in ours], ".1f") for key in ("first step", "first update")]

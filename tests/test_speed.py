@@ -1,0 +1,106 @@
+"""What `benchmark.speed` counts, and that it measures all four scripts as they are."""
+
+import csv
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from torch.utils.flop_counter import FlopCounterMode
+from toy_envs import make_vector
+
+import ppo_continuous
+import sac_continuous
+from benchmark import speed
+
+ROOT = Path(__file__).parent.parent
+
+
+def updates_flops(script: ModuleType, args: Any) -> int:
+    """What PyTorch counts in the products of one update, on a task with two observations and one action."""
+    agent = script.Agent(make_vector(AutoresetMode.SAME_STEP, 1), args)
+    with FlopCounterMode(display=False) as counter:
+        if script is ppo_continuous:
+            n = args.minibatch_size
+            script.compute_update_gradient(agent, (torch.randn(n, 2), torch.randn(n, 1), *torch.randn(4, n)), args)
+        else:
+            n = args.batch_size
+            batch = (torch.randn(n, 2), torch.randn(n, 1), torch.randn(n), torch.randn(n, 2), torch.zeros(n))
+            script.compute_qf_gradient(agent, batch, torch.randn(n, 1), args)
+            script.compute_actor_gradient(agent, batch[0], torch.randn(n, 1), args)
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("script", [ppo_continuous, sac_continuous])
+def test_the_products_are_those_of_an_update(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit's products have the floating point operations that PyTorch counts while the script computes its gradients."""
+
+    def by_backward(loss: torch.Tensor, parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
+        loss.backward(inputs=list(parameters))  # PyTorch's counter does not take torch.autograd.grad
+        return torch.zeros(1)
+
+    monkeypatch.setattr(script, "compute_gradient", by_backward)
+    args = script.Args()
+    products = speed.update_products(f"{script.__name__}.py", args, obs_dim=2, action_dim=1)
+    assert sum(2 * k * m * n * p for k, m, n, p in products) == updates_flops(script, args)
+
+
+def test_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-up and what comes after the second reading do not count, nor do parts outside of the two readings."""
+    now = [100.0]
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(speed.time, "process_time", lambda: now[0] / 2)
+    clocks = speed.Clocks(warmup=4, steps=6)
+
+    def work(seconds: float) -> None:
+        now[0] += seconds
+
+    update = clocks.timed("update", work)
+
+    def run() -> None:
+        while True:
+            clocks.tick(2)
+            update(1.0)
+            work(0.5)
+
+    with pytest.raises(speed.Measured):
+        run()
+    assert clocks.step == 10
+    assert clocks.result(clocks.step - 4) == pytest.approx({"wall": 0.75, "processor": 0.375, "update": 0.5})
+
+
+def test_all_scripts_are_measured(tmp_path: Path) -> None:
+    """A round of short measurements: every row is there, parts do not exceed the whole, starts come in order."""
+    names = ["ppo_continuous.py", "sac_continuous.py", "ppo_selfplay.py", "sac_selfplay.py"]
+    words = ["--script", *names, "--env-id", "Pendulum-v1", "--rounds", "1", "--steps", "2000", "--output", str(tmp_path / "x")]
+    result = subprocess.run([sys.executable, "-m", "benchmark.speed", *words], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == (tmp_path / "x.md").read_text()
+    assert all(result.stdout.count(f"| `{name}` |") == 3 for name in names)
+    rows = list(csv.DictReader((tmp_path / "x.csv").open()))
+    for name in names:
+        seconds = {
+            row["quantity"]: float(row["seconds"]) for row in rows if (row["script"], row["measured"]) == (name, "script")
+        }
+        parts = [seconds[part] for part in ("environment", "acting", "update")] + [seconds.get("replay", 0.0)]
+        assert 0 < sum(parts) <= seconds["wall"]
+        assert ("replay" in seconds) == name.startswith("sac")
+        assert 0 < seconds["first step"] < seconds["first update"]
+    limits = [row for row in rows if row["measured"] == "limit"]
+    assert {row["script"] for row in limits} == set(names[:2])
+    assert all(np.isfinite(float(row["seconds"])) and float(row["seconds"]) > 0 for row in limits)
+
+
+@pytest.mark.skipif(find_spec("stable_baselines3") is not None, reason="the library is installed")
+def test_a_library_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence that says what to install."""
+    with pytest.raises(SystemExit, match="2"):
+        speed.main(speed.Args(script=["ppo_continuous.py"], against=("sb3",)))
+    assert "--against sb3 needs the package stable-baselines3: pip install stable-baselines3" in capsys.readouterr().err
