@@ -408,6 +408,8 @@ class TwinLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(2, batch_size, fan_in) to (2, batch_size, fan_out)."""
+        if self.weight.shape[2] == 1:  # as a product it would take three times as long
+            return (x * self.weight.mT).sum(-1, keepdim=True) + self.bias
         return torch.baddbmm(self.bias, x, self.weight)
 
 

@@ -263,7 +263,7 @@ def update_products(name: str, ours: Any, obs_dim: int, action_dim: int) -> list
         both = [(obs_dim, 64, 64, action_dim), (obs_dim, 64, 64, 1)]
         return [p for widths in both for p in mlp_products(ours.minibatch_size, widths, 1, weights=True, inputs=False)]
     products = partial(mlp_products, ours.batch_size)
-    actor, critic = (obs_dim, 256, 256, 2 * action_dim), (obs_dim + action_dim, 256, 256, 1)
+    actor, critic = (obs_dim, 256, 256, 2 * action_dim), (obs_dim + action_dim, 256, 256)  # its last layer is a mere sum
     target = products(actor, 1, weights=False, inputs=False) + products(critic, 2, weights=False, inputs=False)
     critics_step = products(critic, 2, weights=True, inputs=False)
     actor_step = products(actor, 1, weights=True, inputs=False) + products(critic, 2, weights=False, inputs=True)

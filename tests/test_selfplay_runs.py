@@ -486,7 +486,7 @@ def test_every_flag_changes_something(selfplay: ModuleType, train_selfplay: Trai
     ours = {"exp_name", "torch_deterministic", "cuda", "track", "wandb_project_name", "wandb_entity", "capture_video"}
     ours |= {"save_model", "eval_freq", "eval_games", "cross_play_games", "cross_play_snapshots", "deterministic", "evaluate"}
     ours |= {"against", "env_id", "teams", "team_change", "initial_elo", "elo_k", "log_freq", "discrete_target_entropy_scale"}
-    ours |= {"checkpoint_freq", "resume"}  # see test_checkpoints.py
+    ours |= {"checkpoint_freq", "resume", "compile"}  # see test_checkpoints.py and test_compile.py
     ours |= {"learner_side"}  # Sumo is the same from both sides, and so are the weights
     assert {*selfplay.Args.__dataclass_fields__} - ours == {*SHARED, *FLAGS[selfplay.__name__]}, "flags that nothing tests"
 
