@@ -554,7 +554,7 @@ def compute_update_gradient(agent: Agent, minibatch: tuple[Tensor, ...], args: A
 
 
 def compile_update(agents: Mapping[str, Agent], teams: Sequence[Team], args: Args) -> None:
-    """Puts a compiled form in the place of the gradient's function; where that fails, says so and leaves them."""
+    """Puts a compiled form in the place of the gradient's function; where that fails, says so and leaves it."""
     global compute_update_gradient
     began = time.perf_counter()
     torch._dynamo.config.trace_autograd_ops = True  # or torch.autograd.grad would not be compiled

@@ -126,3 +126,22 @@ def test_initial_weights() -> None:
             torch.testing.assert_close(singular_values, torch.full_like(singular_values, gain))
             assert not layer.bias.any()
     assert (agent.actor.log_std == -0.5).all()
+
+
+@pytest.mark.parametrize("norm_obs", [True, False])
+def test_the_policy_in_numpy_is_the_networks(norm_obs: bool) -> None:
+    """What acts has the distribution that the update takes log-probabilities of, before and after its step."""
+    torch.manual_seed(0)
+    agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args(norm_obs=norm_obs, log_std_init=-0.7))
+    optimizer = make_optimizer(agent.parameters(), lr=0.1)
+    agent.obs_rms.update(torch.randn(100, 2) * 3 + 5)
+    obs, noise = torch.randn(20, 2) * 3 + 5, torch.randn(20, 1)
+    obs[0] = 1e6  # clipped if normalised
+    for _ in range(2):
+        mean, log_std = agent.actor(agent.normalize(obs))
+        act = agent.policy()
+        torch.testing.assert_close(torch.as_tensor(act(obs.double().numpy())), mean.detach(), rtol=1e-4, atol=1e-5)
+        z = (torch.as_tensor(act(obs.double().numpy(), noise.numpy())) - mean) / log_std.exp()
+        torch.testing.assert_close(z, noise, rtol=1e-3, atol=1e-3)
+        optimizer.param_groups[0]["params"][0].grad = torch.randn_like(optimizer.param_groups[0]["params"][0])
+        optimizer.step()

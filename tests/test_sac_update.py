@@ -218,3 +218,25 @@ def test_the_normalisation_is_shared() -> None:
         torch.manual_seed(1)
         update(a, optimizers, (o, other[0], other[1], n, torch.zeros(16)), Args(), 0)
     torch.testing.assert_close(agent.state_dict(), plain.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("norm_obs", [True, False])
+def test_the_policy_in_numpy_is_the_networks(norm_obs: bool) -> None:
+    """What acts has the distribution that the losses draw from, at both ends of its log standard deviation, too."""
+    torch.manual_seed(0)
+    agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args(norm_obs=norm_obs))
+    optimizer = make_optimizer(agent.actor.parameters(), lr=0.01)
+    agent.obs_rms.update(torch.randn(100, 2) * 3 + 5)
+    obs, noise = torch.randn(20, 2) * 3 + 5, 0.1 * torch.randn(20, 1)
+    obs[0] = 1e6  # clipped if normalised
+    last: Any = agent.actor.net[-1]
+    for bias in (0.0, 30.0, -60.0):
+        last.bias.data[1] += bias
+        mean, log_std = agent.actor(agent.normalize(obs))
+        act = agent.policy()
+        expected = (mean + log_std.exp() * noise).tanh()
+        torch.testing.assert_close(torch.as_tensor(act(obs.double().numpy())), mean.tanh().detach(), rtol=1e-4, atol=1e-5)
+        actions = torch.as_tensor(act(obs.double().numpy(), noise.numpy()))
+        torch.testing.assert_close(actions, expected.detach(), rtol=1e-3, atol=1e-4)
+        optimizer.param_groups[0]["params"][0].grad = torch.randn_like(optimizer.param_groups[0]["params"][0])
+        optimizer.step()
