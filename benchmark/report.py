@@ -9,7 +9,7 @@ OUTPUT_curves.csv, and the curves over environment steps to OUTPUT.png and over 
 
 The number of a run is the evaluation of its final policy, never the best one. The runs of a task and experiment are a sample:
 mean, interquartile mean (IQM) and 95% percentile-bootstrap interval are over runs. Training time leaves out the gap before a
-resumed run went on; curves show it as the mean time in which the runs got to a step.
+resumed run went on; curves show it as the median time in which the runs got to a step.
 
 With --normalize-by NAME a score on a task is (x - low) / (high - low): 1 is the IQM of NAME's final policies, and 0 the mean of
 the first training returns of NAME's runs, which an untrained policy got. Neither end moves when other experiments are added.
@@ -20,8 +20,11 @@ import csv
 import json
 import os
 import re
+import shlex
 import sys
 from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
@@ -40,8 +43,9 @@ PUBLISHED = Path(__file__).parent / "published_returns.csv"
 RETURN, TRAINING_RETURN, SPEED = "eval/return_mean", "charts/episodic_return", "charts/SPS"
 KEYS = re.compile(rf"{RETURN}|{TRAINING_RETURN}|{SPEED}|eval/.+_score_vs_.+|selfplay/rating_.+")
 # arguments in which runs may differ: what is learned depends on none of them but the seed
-MAY_DIFFER = {"seed", "eval_freq", "cross_play_games", "cross_play_snapshots", "evaluate", "against", "resume", "cuda", "track"}
-MAY_DIFFER |= {"wandb_project_name", "wandb_entity", "capture_video", "save_model", "upload_model", "hf_entity"}
+MAY_DIFFER = {"seed", "eval_freq", "cross_play_games", "cross_play_snapshots", "evaluate", "against", "resume", "cuda"}
+MAY_DIFFER |= {"wandb_project_name", "wandb_entity", "capture_video", "save_model", "upload_model", "hf_entity", "track"}
+MAY_DIFFER |= {"compile"}
 
 
 @dataclass
@@ -71,6 +75,8 @@ class Run:
     total_timesteps: int
     args: dict[str, Any]
     """all arguments, these four among them"""
+    starts: list[dict[str, Any]]
+    """what a sweep's journal has of its beginning and of each time that it was resumed; nothing if it is not of a sweep"""
     curves: dict[str, np.ndarray]
     """by TensorBoard key: (points, 3), the columns being environment steps, seconds of training and value"""
 
@@ -78,6 +84,17 @@ class Run:
     def last_step(self) -> int:
         """Environment steps at the last evaluation; 0 without any."""
         return int(min((curve[-1, 0] for key, curve in self.curves.items() if key.startswith("eval/")), default=0))
+
+    @property
+    def command(self) -> str:
+        """What it was begun with; empty if unknown."""
+        python, script, *flags = self.starts[0]["command"] if self.starts else ("", "")
+        return shlex.join([Path(python).name, Path(script).name, *flags]) if python else ""
+
+    def versions(self, key: str) -> str:
+        """The scripts that did it: "sha256", or "commit" with a plus if a file was changed since; empty if unknown."""
+        texts = [start[key][:7] + "+" * (key == "commit" and start["dirty"]) for start in self.starts if start.get(key)]
+        return ", ".join(dict.fromkeys(texts))
 
 
 Groups = dict[tuple[str, str], list[Run]]  # the runs of a task and experiment, by seed
@@ -114,12 +131,26 @@ def read_curves(folder: Path) -> dict[str, np.ndarray]:
     return {key: np.array(curve) for key, curve in curves.items()}
 
 
-def read_run(folder: Path) -> Run:
-    """A run from its folder; exits with one sentence if it is none."""
+def read_starts(folder: Path) -> list[dict[str, Any]]:
+    """The starts of a run in its sweep's journal (`benchmark.sweep`), from the last one on that began anew."""
+    journal = folder.resolve().parents[1] / "jobs" / (re.sub(r"__\d+(-\d+)?$", "", folder.resolve().name) + ".jsonl")
+    starts: list[dict[str, Any]] = []
+    for line in journal.read_text().splitlines() if journal.exists() else []:
+        with suppress(ValueError):  # a line that a full disk cut off
+            record = json.loads(line)
+            if "exit" not in record:
+                starts = [*(starts if "--resume" in record["command"] else []), record]
+    return starts
+
+
+def read_run(folder: Path, curves: dict[str, np.ndarray]) -> Run | None:
+    """A run from its folder and curves, None if it was killed before it began; exits with one sentence if it is no run's."""
+    if folder.is_dir() and not (folder / "args.json").exists() and re.search(r"__\d+(-\d+)?$", folder.name):
+        return None
     try:
         args = json.loads((folder / "args.json").read_text())
         env_id, exp_name, seed, total_timesteps = (args[name] for name in ("env_id", "exp_name", "seed", "total_timesteps"))
-        return Run(folder, env_id, exp_name, seed, total_timesteps, args, read_curves(folder))
+        return Run(folder, env_id, exp_name, seed, total_timesteps, args, read_starts(folder), curves)
     except (OSError, ValueError, LookupError, TypeError) as error:
         fail(f"RUNS takes run folders with the args.json of a run, and {folder} is none ({type(error).__name__}: {error})")
 
@@ -143,10 +174,14 @@ def group_runs(runs: list[Run]) -> tuple[Groups, list[str]]:
         first = group[0]
         if set(shared_keys([first], "eval/")) != set(shared_keys([run], "eval/")):
             fail(f"RUNS takes runs of one kind for a task and experiment, and {first.folder} and {run.folder} log other scores")
-        for flag in sorted(first.args.keys() & run.args.keys() - MAY_DIFFER):
-            if first.args[flag] != run.args[flag]:
-                values = f"{first.args[flag]} in {first.folder.name}, {run.args[flag]} in {run.folder.name}"
+        for flag in sorted((first.args.keys() | run.args.keys()) - MAY_DIFFER):
+            ours, theirs = (x.args.get(flag, "not a flag") for x in (first, run))
+            if ours != theirs:
+                values = f"{ours} in {first.folder.name}, {theirs} in {run.folder.name}"
                 notes.append(f"**Not of one kind**: --{flag.replace('_', '-')} is {values}.")
+        if len({first.versions("sha256"), run.versions("sha256")} - {""}) > 1 or "," in run.versions("sha256"):
+            scripts = f"{first.versions('commit')} in {first.folder.name}, {run.versions('commit')} in {run.folder.name}"
+            notes.append(f"**Not of one kind**: the script is that of {scripts}.")
     if not groups:
         fail(f"RUNS takes finished runs, and none of these {len(runs)} has an evaluation at its last step")
     if any(len(group) < 5 for group in groups.values()):
@@ -225,13 +260,13 @@ def published_table(groups: Groups) -> str:
     """Returns beside published ones of the task in whichever version; empty if there are none."""
     with PUBLISHED.open() as file:
         published = list(csv.DictReader(file))
-    rows = [["task", "algorithm", "steps", "mean", "seeds", "protocol", "source"]]
+    rows = [["task", "algorithm", "steps", "mean [95%] or ± std", "seeds", "protocol", "source"]]
     for task in dict.fromkeys(env_id.rpartition("-v")[0] for env_id, _ in groups):
         theirs = [row for row in published if row["env"] == task]
         for (env_id, exp_name), group in groups.items():
             if theirs and env_id.rpartition("-v")[0] == task:
                 estimate = describe_statistic(mean, [final_scores(group, RETURN)])
-                protocol = f"deterministic return of the final policy, {group[0].args['eval_episodes']} episodes"
+                protocol = f"deterministic return of the final policy, {group[0].args.get('eval_episodes', '?')} episodes"
                 steps, seeds = f"{group[0].last_step:,}", str(len(group))
                 rows.append([env_id, f"**{exp_name}**", steps, f"**{estimate}**", seeds, protocol, "these runs"])
         for row in sorted(theirs, key=lambda row: (row["algorithm"], int(row["env_steps"]))):
@@ -272,13 +307,17 @@ def pooled_table(groups: Groups, scales: dict[str, tuple[float, float]], referen
     for exp_name, tasks in returns_by_experiment(groups).items():
         strata = [(tasks[env_id] - low) / (high - low) for env_id, (low, high) in scales.items()]
         rows.append([exp_name, str(len(strata)), str(sum(map(len, strata))), describe_statistic(interquartile_mean, strata)])
+    counts = {len(group) for (env_id, _), group in groups.items() if env_id in scales}
+    weights = "" if len(counts) == 1 else " Tasks do not have the same number of runs; those with more count for more."
     scale = f"The scale is 0 for the first training returns of {reference}, and 1 for the IQM of its final policies"
-    return f"{table(*rows)}\n\n{scale}: {'; '.join(ends)}."
+    return f"{table(*rows)}\n\n{scale}: {'; '.join(ends)}.{weights}"
 
 
 def improvement_table(groups: Groups) -> str:
     """For each two experiments the probability that a run of the one beats one of the other, over the tasks that both have."""
     rows = [["a run of", "beats one of", "tasks", "probability [95%]"]]
+    steps = {name: {group[0].last_step for (_, exp_name), group in groups.items() if exp_name == name} for _, name in groups}
+    budgets = {name: f"{name} ({' to '.join(f'{x:,}' for x in sorted({min(s), max(s)}))} steps)" for name, s in steps.items()}
     for (ours, our_tasks), (theirs, their_tasks) in combinations(returns_by_experiment(groups).items(), 2):
         tasks = [env_id for env_id in our_tasks if env_id in their_tasks]
         if tasks:
@@ -286,8 +325,17 @@ def improvement_table(groups: Groups) -> str:
             probability, low, high = probability_of_improvement(x, y)
             several = min(map(len, x + y)) > 1
             cell = describe_interval(probability, low, high) if several else describe_number(probability)
-            rows.append([ours, theirs, str(len(tasks)), cell])
+            rows.append([budgets[ours], budgets[theirs], str(len(tasks)), cell])
     return table(*rows) if len(rows) > 1 else ""
+
+
+def command_table(groups: Groups) -> str:
+    """What the first run of each task and experiment was begun with, and the commits of all its runs; if known of one."""
+    rows = [["task", "experiment", "command of the first run", "commit"]]
+    for (env_id, exp_name), group in groups.items():
+        commits = ", ".join(dict.fromkeys(run.versions("commit") for run in group))
+        rows.append([env_id, exp_name, f"`{group[0].command}`", commits])
+    return table(*rows) if any(run.command for group in groups.values() for run in group) else ""
 
 
 def write_csv(path: Path, header: str, rows: list[list[Any]]) -> None:
@@ -300,14 +348,14 @@ def write_csv(path: Path, header: str, rows: list[list[Any]]) -> None:
 
 
 def common_points(group: list[Run], key: str, size: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Steps (t,) that lie within all runs' curves, at most `size`; mean seconds (t,) and values (t, n) of the runs there."""
+    """Steps (t,) that lie within all runs' curves, at most `size`; median seconds (t,) and values (t, n) of the runs there."""
     curves = [run.curves[key] for run in group]
     steps = np.unique(np.concatenate([curve[:, 0] for curve in curves]))
     steps = steps[(steps >= max(curve[0, 0] for curve in curves)) & (steps <= min(curve[-1, 0] for curve in curves))]
     if len(steps) > size:
         steps = steps[np.linspace(0, len(steps) - 1, size).round().astype(int)]
     seconds, values = (np.stack([np.interp(steps, c[:, 0], c[:, i]) for c in curves], axis=-1) for i in (1, 2))
-    return steps, seconds.mean(-1), values
+    return steps, np.median(seconds, axis=-1), values
 
 
 def draw_curve(axes: Axes, group: list[Run], key: str, color: str, label: str, over_time: bool, linewidth: float = 1.5) -> None:
@@ -319,20 +367,28 @@ def draw_curve(axes: Axes, group: list[Run], key: str, color: str, label: str, o
         axes.fill_between(x, *interval(mean, [values], resamples=1000), color=color, alpha=0.2, linewidth=0)
 
 
-def draw_pooled(axes: Axes, groups: Groups, scales: dict[str, tuple[float, float]], colors: dict[str, str]) -> None:
-    """Normalised IQM over tasks at each share of a run's steps, from the share at which all have been evaluated."""
+def draw_pooled(
+    axes: Axes, groups: Groups, scales: dict[str, tuple[float, float]], colors: dict[str, str], over_time: bool
+) -> None:
+    """Normalised IQM over tasks, from where all have been evaluated: at each share of a run's steps, or over minutes.
+
+    Over minutes a task whose runs have ended stays at what they ended with, until the longest one has ended.
+    """
     for exp_name in returns_by_experiment(groups):
         curves = [common_points(groups[env_id, exp_name], RETURN) for env_id in scales]
-        shares = np.linspace(max(steps[0] / steps[-1] for steps, _, _ in curves), 1, 50)
+        places = [seconds / 60 if over_time else steps / steps[-1] for steps, seconds, _ in curves]
+        x = np.linspace(max(place[0] for place in places), max(place[-1] for place in places), 50)
         strata = []
-        for (steps, _, values), (low, high) in zip(curves, scales.values(), strict=True):
-            at_shares = np.stack([np.interp(shares, steps / steps[-1], run_values) for run_values in values.T], axis=-1)
-            strata.append((at_shares - low) / (high - low))
-        axes.plot(shares, interquartile_mean(np.concatenate(strata, axis=-1)), color=colors[exp_name], label=exp_name)
+        for place, (_, _, values), (low, high) in zip(places, curves, scales.values(), strict=True):
+            at_x = np.stack([np.interp(x, place, run_values) for run_values in values.T], axis=-1)
+            strata.append((at_x - low) / (high - low))
+        label = exp_name if over_time else f"{exp_name}, {max(steps[-1] for steps, _, _ in curves):,.0f} steps"
+        axes.plot(x, interquartile_mean(np.concatenate(strata, axis=-1)), color=colors[exp_name], label=label)
         if min(values.shape[-1] for values in strata) > 1:
             band = interval(interquartile_mean, strata, resamples=1000)
-            axes.fill_between(shares, *band, color=colors[exp_name], alpha=0.2, linewidth=0)
-    axes.set(title=f"{len(scales)} tasks together", xlabel="share of the steps", ylabel="normalised IQM")
+            axes.fill_between(x, *band, color=colors[exp_name], alpha=0.2, linewidth=0)
+    axes.set(title=f"{len(scales)} tasks together", ylabel="normalised IQM")
+    axes.set_xlabel("minutes of training" if over_time else "share of the steps")
 
 
 def draw(groups: Groups, scales: dict[str, tuple[float, float]], over_time: bool) -> Figure:
@@ -345,7 +401,7 @@ def draw(groups: Groups, scales: dict[str, tuple[float, float]], over_time: bool
     for (env_id, exp_name), group in groups.items():
         for key in drawn_keys(group):
             panels[env_id, RETURN if key == TRAINING_RETURN else key].append((exp_name, key))
-    pooled = [group for (env_id, _), group in groups.items() if env_id in scales and not over_time]
+    pooled = [group for (env_id, _), group in groups.items() if env_id in scales]
     has_pooled = bool(pooled) and min(len(run.curves[RETURN]) for group in pooled for run in group) >= 3
     num_panels = len(panels) + has_pooled
     num_rows, num_columns = -(-num_panels // 3), min(3, num_panels)
@@ -371,7 +427,7 @@ def draw(groups: Groups, scales: dict[str, tuple[float, float]], over_time: bool
         else:
             axes.set(ylabel="score", ylim=(-0.03, 1.03))
     if has_pooled:
-        draw_pooled(grid[len(panels)], groups, scales, colors)
+        draw_pooled(grid[len(panels)], groups, scales, colors, over_time)
     for axes in grid[:num_panels]:
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
@@ -431,7 +487,11 @@ def main(args: Args) -> None:
         fail(f"--output takes the beginning of a path that can be written, and {args.output.parent} cannot")
     if args.cross_play_games < 1:
         fail(f"--cross-play-games takes a number from 1, not {args.cross_play_games}")
-    groups, notes = group_runs([read_run(folder) for folder in args.runs])
+    with ProcessPoolExecutor() as pool:
+        runs = list(map(read_run, args.runs, pool.map(read_curves, args.runs)))
+    groups, notes = group_runs([run for run in runs if run is not None])
+    left_out = [folder.name for folder, run in zip(args.runs, runs, strict=True) if run is None]
+    notes += [f"Left out, killed before it began: {name}." for name in left_out]
 
     scales = {} if args.normalize_by is None else find_scales(groups, args.normalize_by)
     sections = {"Final scores": score_table(groups), "Published returns": published_table(groups)}
@@ -445,9 +505,9 @@ def main(args: Args) -> None:
     if args.cross_play:
         tables = cross_play_tables(groups, args.cross_play_games, args.output)
         sections["Cross-play of the final policies"] = "\n\n".join(tables)
+    sections["Commands"] = command_table(groups)
     sections["Notes"] = "\n".join(f"- {note}" for note in notes)
     text = "\n\n".join(f"## {title}\n\n{body}" for title, body in sections.items() if body)
-    print(text)
     Path(f"{args.output}.md").write_text(text + "\n")
 
     finals, points = [], []
@@ -456,11 +516,15 @@ def main(args: Args) -> None:
             name, curve = [env_id, exp_name, run.seed, key], run.curves[key]
             rows = [[*name, int(step), f"{seconds:.1f}", f"{value:.7g}"] for step, seconds, value in curve]
             points += rows
-            finals += [[*rows[-1], run.folder.name]] if key.startswith("eval/") else []
-    write_csv(Path(f"{args.output}.csv"), "task experiment seed key step seconds value folder", finals)
+            finals += [[*rows[-1], run.folder.name, run.versions("commit")]] if key.startswith("eval/") else []
+    write_csv(Path(f"{args.output}.csv"), "task experiment seed key step seconds value folder commit", finals)
     write_csv(Path(f"{args.output}_curves.csv"), "task experiment seed key step seconds value", points)
     draw(groups, scales, over_time=False).savefig(f"{args.output}.png", dpi=120)
     draw(groups, scales, over_time=True).savefig(f"{args.output}_time.png", dpi=120)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

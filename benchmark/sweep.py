@@ -22,6 +22,7 @@ The sweep's own exit status: 0 all runs finished, 1 a run failed, 2 bad argument
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -204,7 +205,7 @@ def next_command(job: Job) -> list[str]:
     It begins anew if there is no checkpoint, or if the script refused to go on from it the last time.
     """
     last = last_record(job)
-    if last.get("exit") == 0 and (job.folder / last["run"]).is_dir():
+    if last.get("exit") == 0 and last["run"] and (job.folder / last["run"]).is_dir():
         return []
     runs = [run for run in find_runs(job) if (run / "checkpoint.pt").exists() or (run / "checkpoint.previous.pt").exists()]
     if not runs or (last.get("exit") == 2 and "--resume" in last["command"]):
@@ -245,6 +246,7 @@ def run_job(job: Job) -> int:
         if not (command := next_command(job)):
             return 0
         record = {"time": utc_now(), "host": platform.node(), "command": command}
+        record |= {"sha256": hash_of(job.script), **commit_of(job.script)}
         print(f"\n{json.dumps(record)}", file=journal, flush=True)  # on a line of its own, even if a full disk cut off the last
         print(f"$ {shlex.join(command)}", file=log, flush=True)
         null, keep = subprocess.DEVNULL, [journal.fileno()]
@@ -262,11 +264,14 @@ def run_job(job: Job) -> int:
             print(f"cannot be started: {error}", file=log)
             status = 126
         run = next((str(run.relative_to(job.folder)) for run in reversed(find_runs(job))), "")
+        if status == 0 and not run:
+            print(f"ended without a run folder runs/{job.name}__*", file=log)
+            status = 1
         print(json.dumps(record | {"time": utc_now(), "exit": status, "run": run}), file=journal)
         return status
 
 
-# === Machine and manifest =============================================================================================
+# === Versions, machine and manifest ===================================================================================
 
 
 def output_of(*command: str) -> str:
@@ -275,6 +280,18 @@ def output_of(*command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def hash_of(script: Path) -> str:
+    """SHA-256 of a script as it is now."""
+    return hashlib.sha256(script.read_bytes()).hexdigest()
+
+
+def commit_of(script: Path) -> dict[str, Any]:
+    """Commit of a script's repository, and whether a file of it is changed since; both None where there is no repository."""
+    git = "git", "-C", str(script.parent)
+    commit = output_of(*git, "rev-parse", "HEAD") or None
+    return {"commit": commit, "dirty": bool(output_of(*git, "status", "--porcelain", "-uno")) if commit else None}
 
 
 def find_gpus() -> list[str]:
@@ -305,14 +322,13 @@ def read_manifest(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 def write_manifest(entries: Sequence[dict[str, Any]], jobs: Sequence[Job], argv: Sequence[str]) -> None:
     """Adds an entry for this start."""
-    path, repository = jobs[0].folder / "manifest.json", str(jobs[0].script.parent)
+    path = jobs[0].folder / "manifest.json"
     entry = {
         "time": utc_now(),
         "command": shlex.join(["python", "-m", "benchmark.sweep", *argv]),
         "scripts": {job.exp_name: [str(job.script), *job.extra] for job in jobs},
         "runs": [shlex.join(job.command) for job in jobs],
-        "commit": output_of("git", "-C", repository, "rev-parse", "HEAD"),
-        "dirty": bool(output_of("git", "-C", repository, "status", "--porcelain")),
+        **commit_of(jobs[0].script),
         "python": platform.python_version(),
         "versions": dict(sorted((package.name, package.version) for package in distributions())),
         "machine": {"host": platform.node(), "platform": platform.platform(), "cores": os.cpu_count()},
@@ -444,6 +460,9 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start) -> int:
     report_seconds = 1.0 if sys.stdout.isatty() else PROGRESS_SECONDS
     report_time = time.monotonic() + report_seconds
     say(f"{len(jobs)} runs in {jobs[0].folder}: {count_states(states)}")
+    others = [job.name for job in jobs if last_record(job).get("sha256", hash_of(job.script)) != hash_of(job.script)]
+    if others:
+        say(f"warning: {len(others)} of them are the work of another version of the script: {', '.join(others)}")
     with Live(console=console, auto_refresh=False, transient=not sys.stdout.isatty()) as live:
         while running or (waiting and not signals):
             while waiting and len(running) < args.workers and not signals:

@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
@@ -56,6 +58,11 @@ def write_run(root: Path, env_id: str, exp_name: str, seed: int, evaluations: li
     write_events(folder / "events.out.tfevents.1", 5.0, points)
     (folder / "args.json").write_text(json.dumps(run_args | overrides))
     return folder
+
+
+def read_all(folders: Iterable[Path]) -> list[Run]:
+    """All of these runs."""
+    return [run for folder in folders if (run := read_run(folder, read_curves(folder)))]
 
 
 def markdown_rows(text: str, title: str) -> list[dict[str, str]]:
@@ -194,39 +201,89 @@ def test_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> None:
     whole = write_run(tmp_path, "Toy-v1", "ppo", 1, [1.0], total_timesteps=990)
     part = write_run(tmp_path, "Toy-v1", "ppo", 2, [1.0, 2.0], total_timesteps=1001)
     silent = write_run(tmp_path, "Toy-v1", "ppo", 3, [])
-    groups, notes = group_runs([read_run(folder) for folder in (silent, part, whole)])
+    groups, notes = group_runs(read_all((silent, part, whole)))
     assert {key: [run.folder for run in group] for key, group in groups.items()} == {("Toy-v1", "ppo"): [whole]}
     assert notes[0] == f"Left out, not finished: {part.name} (last evaluation at step 1,000 of 1,001)."
     assert notes[1] == f"Left out, not finished: {silent.name} (last evaluation at step 0 of 1,000)."
 
 
 def test_runs_of_other_arguments_are_named(tmp_path: Path) -> None:
-    """What bears on the result is compared, where both runs know it, and so are the budgets of a task."""
+    """What bears on the result is compared, also if one script does not know it, and so are the budgets of a task."""
     shared = {"gamma": 0.9, "track": False, "eval_freq": 5}
     runs = [write_run(tmp_path, "Toy-v1", "ppo", 1, [1.0], **shared, new_flag=1)]
     runs += [write_run(tmp_path, "Toy-v1", "ppo", 2, [1.0], **shared | {"gamma": 0.8, "track": True, "eval_freq": 9})]
     runs += [write_run(tmp_path, "Toy-v1", "sac", 1, [1.0, 2.0], total_timesteps=400)]
-    _, notes = group_runs([read_run(folder) for folder in runs])
+    _, notes = group_runs(read_all(runs))
     assert [note for note in notes if "**" in note] == [
-        f"**Not of one kind**: --gamma is 0.9 in {runs[0].name}, 0.8 in {runs[1].name}."
+        f"**Not of one kind**: --gamma is 0.9 in {runs[0].name}, 0.8 in {runs[1].name}.",
+        f"**Not of one kind**: --new-flag is 1 in {runs[0].name}, not a flag in {runs[1].name}.",
     ]
     events = next(runs[2].glob("events*"))
     events.unlink()
     write_events(events, 0.0, [(1.0, 400, "eval/return_mean", 1.0)])
-    _, notes = group_runs([read_run(folder) for folder in runs])
+    _, notes = group_runs(read_all(runs))
     assert "**Unequal budgets**: runs on Toy-v1 have from 400 to 1,000 steps." in notes
 
 
+def write_journal(run: Path, *starts: dict[str, Any]) -> Path:
+    """Gives a run the timestamp and the journal of a sweep's run; each start has its end."""
+    journal = run.parents[1] / "jobs" / f"{run.name}.jsonl"
+    journal.parent.mkdir(exist_ok=True)
+    records = [record for start in starts for record in (start, start | {"exit": 0, "run": f"runs/{run.name}__5"})]
+    journal.write_text("".join(f"\n{json.dumps(record)}\n" for record in records) + '{"cut off')
+    return run.rename(f"{run}__5")
+
+
+def test_command_and_commit_come_from_the_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a run's last beginning and of all that resumed it; runs of different scripts are named, and those of none are not."""
+    command = ["/bin/python", "/x/ppo.py", "--seed", "1", "--note", "a b"]
+    fresh: dict[str, Any] = {"command": command, "sha256": "11" * 32, "commit": "ab" * 20, "dirty": False}
+    changed = fresh | {"sha256": "22" * 32, "commit": "cd" * 20, "dirty": True}
+    resumed = changed | {"command": ["/bin/python", "/x/ppo.py", "--resume", "runs/x"]}
+    runs = [write_run(tmp_path / "runs", "Toy-v1", "ppo", seed, [1.0]) for seed in range(5)]
+    journals = [[changed, fresh], [fresh], [changed], [fresh, resumed]]  # and none for the last run
+    runs[:4] = [write_journal(run, *starts) for run, starts in zip(runs, journals, strict=False)]
+    main(Args(runs=runs, output=tmp_path / "x"))
+    text = capsys.readouterr().out
+    notes = re.findall(r"\*\*Not of one kind\*\*: the script is that of (.*)\.", text)
+    kinds = [(runs[2], "cdcdcdc+"), (runs[3], "abababa, cdcdcdc+")]
+    assert notes == [f"abababa in {runs[0].name}, {commits} in {run.name}" for run, commits in kinds]
+    (row,) = markdown_rows(text, "Commands")
+    assert row["command of the first run"] == "`python ppo.py --seed 1 --note 'a b'`"
+    commits = [row["commit"] for row in csv.DictReader((tmp_path / "x.csv").open())]
+    assert commits == ["abababa", "abababa", "cdcdcdc+", "abababa, cdcdcdc+", ""]
+
+
+def test_a_run_killed_before_it_began_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its folder is empty; the others' report is made."""
+    run, empty = write_run(tmp_path, "Toy-v1", "ppo", 1, [1.0]), tmp_path / "Toy-v1__ppo__2__77"
+    empty.mkdir()
+    main(Args(runs=[empty, run], output=tmp_path / "x"))
+    assert f"- Left out, killed before it began: {empty.name}.\n" in capsys.readouterr().out
+
+
+def test_a_reader_that_goes_away_costs_no_file(tmp_path: Path) -> None:
+    """As `head` does."""
+    run = write_run(tmp_path, "Toy-v1", "ppo", 1, [1.0])
+    words = [sys.executable, "-m", "benchmark.report", str(run), "--output", str(tmp_path / "x")]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[1])
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait()) == (b"", 0)
+    assert (tmp_path / "x_time.png").exists()
+
+
 def test_curves_meet_between_points(tmp_path: Path) -> None:
-    """On the steps that all runs have gone: values are interpolated, and times are means."""
-    for seed, steps in ((1, [10, 30, 40]), (2, [20, 40, 50])):
+    """On the steps that all runs have gone: values are interpolated, and times are medians."""
+    for seed, steps in ((1, [10, 30, 40]), (2, [20, 40, 50]), (3, [20, 50])):
         points = [(seed * step, step, "eval/return_mean", 100.0 * seed + step) for step in steps]
         write_events(tmp_path / str(seed) / "events.out.tfevents.1", 0.0, points)
-    runs = [Run(tmp_path / seed, "Toy-v1", "ppo", int(seed), 1, {}, read_curves(tmp_path / seed)) for seed in ("1", "2")]
+    runs = [Run(tmp_path / seed, "Toy-v1", "ppo", int(seed), 1, {}, [], read_curves(tmp_path / seed)) for seed in "123"]
     common_steps, seconds, values = common_points(runs, "eval/return_mean")
     np.testing.assert_allclose(common_steps, [20, 30, 40])
-    np.testing.assert_allclose(seconds, [30, 45, 60])
-    np.testing.assert_allclose(values, [[120, 220], [130, 230], [140, 240]])
+    np.testing.assert_allclose(seconds, [40, 60, 80])  # the second run's: the third one takes more
+    np.testing.assert_allclose(values, [[120, 220, 320], [130, 230, 330], [140, 240, 340]])
     np.testing.assert_allclose(common_points(runs, "eval/return_mean", size=2)[0], [20, 40])
 
 
@@ -269,7 +326,7 @@ def test_report(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
     assert all(row["task"].startswith("Hopper") and row["protocol"] and row["source"] for row in published)
     assert [row["algorithm"] for row in published[2:]] == sorted(row["algorithm"] for row in published[2:])
     cleanrl = next(row for row in published if row["algorithm"] == "ppo" and row["task"] == "Hopper-v4")
-    assert (cleanrl["mean"], cleanrl["seeds"], cleanrl["steps"]) == ("2382.86 ± 271.74", "3", "1,000,000")
+    assert (cleanrl["mean [95%] or ± std"], cleanrl["seeds"], cleanrl["steps"]) == ("2382.86 ± 271.74", "3", "1,000,000")
 
     iqms = scipy.stats.trim_mean(THEIRS[:, :2], 0.25, axis=0)  # the scale's 1; its 0 is the first training return, 0
     pooled = {row["experiment"]: row["normalised IQM [95%]"] for row in markdown_rows(text, "All tasks together")}
@@ -280,7 +337,7 @@ def test_report(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
 
     (improvement,) = markdown_rows(text, "Probability of improvement")
     expected = "{:.3f} [{:.3f}, {:.3f}]".format(*probability_of_improvement(list(OURS.T[:2]), list(THEIRS.T[:2])))
-    assert list(improvement.values()) == ["ppo", "sac", "2", expected]
+    assert list(improvement.values()) == ["ppo (1,000 steps)", "sac (1,000 steps)", "2", expected]
 
     finals = list(csv.DictReader((tmp_path / "out" / "both.csv").open()))
     assert len(finals) == len(folders) == 22
@@ -299,7 +356,7 @@ def test_report(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_curves(folders: list[Path]) -> None:
     """The mean over runs, its band around it, against steps and minutes; all tasks together end at the pooled IQM."""
-    groups, _ = group_runs([read_run(folder) for folder in folders])
+    groups, _ = group_runs(read_all(folders))
     scales = find_scales(groups, "sac")
     hopper, toy, pooled = draw(groups, scales, over_time=False).axes
     final = 1000.0 * OURS[:, 0]
@@ -318,7 +375,7 @@ def test_curves(folders: list[Path]) -> None:
 def test_few_evaluations_are_dots_over_training_returns(tmp_path: Path) -> None:
     """One dot a run and evaluation, and the mean of the training returns as a thin line."""
     folders = [write_run(tmp_path, "Toy-v1", "ppo", seed, [100.0, 200.0 + seed]) for seed in range(3)]
-    groups, _ = group_runs([read_run(folder) for folder in folders])
+    groups, _ = group_runs(read_all(folders))
     (axes,) = (axes for axes in draw(groups, {}, over_time=False).axes if axes.get_title())
     dots, training = axes.get_lines()
     assert sorted(xy(dots).tolist()) == [[500, 100]] * 3 + [[1000, 200], [1000, 201], [1000, 202]]
@@ -330,7 +387,7 @@ def test_scale_takes_tasks_that_were_learned_and_all_have(tmp_path: Path, capsys
     """Zero is the reference's first training return, 0; a task on which it did not rise is left out, and named."""
     runs = [write_run(tmp_path, env_id, "ppo", 1, [x]) for env_id, x in (("A-v1", 4.0), ("B-v1", -4.0), ("C-v1", 4.0))]
     runs += [write_run(tmp_path, env_id, "sac", 1, [x]) for env_id, x in (("A-v1", 2.0), ("B-v1", 2.0))]
-    assert find_scales(group_runs([read_run(run) for run in runs])[0], "ppo") == {"A-v1": (0.0, 4.0)}
+    assert find_scales(group_runs(read_all(runs))[0], "ppo") == {"A-v1": (0.0, 4.0)}
     main(Args(runs=runs, output=tmp_path / "x", normalize_by="ppo"))
     text = capsys.readouterr().out
     assert [row["normalised IQM [95%]"] for row in markdown_rows(text, "All tasks together")] == ["1.000", "0.500"]
@@ -351,14 +408,14 @@ def test_selfplay(train_selfplay: Train, tmp_path: Path, capsys: pytest.CaptureF
     assert float(rows[0]["seed 2"]) + float(rows[1]["seed 1"]) == pytest.approx(1.0)
     assert "10 games a pair" in text
     assert "Published" not in text
-    groups, _ = group_runs([read_run(run) for run in runs])
+    groups, _ = group_runs(read_all(runs))
     other = {"norm_obs": not json.loads((runs[1] / "args.json").read_text())["norm_obs"]}
     (runs[1] / "args.json").write_text(json.dumps(json.loads((runs[1] / "args.json").read_text()) | other))
     with pytest.raises(SystemExit, match="2"):
         main(Args(runs=runs, output=tmp_path / "sumo", cross_play=True))
     assert capsys.readouterr().err.startswith("error: --cross-play takes experiments of one --norm-obs, and ")
     panels = {axes.get_title(): axes for axes in draw(groups, {}, over_time=False).axes}
-    ratings = [read_run(run).curves["selfplay/rating_sumo"] for run in runs]
+    ratings = [run.curves["selfplay/rating_sumo"] for run in read_all(runs)]
     np.testing.assert_allclose(xy(panels["sumo: rating of sumo"].get_lines()[0])[:, 1], np.mean(ratings, axis=0)[:, 2])
 
 

@@ -1,6 +1,7 @@
 """Sweeps of a toy script that counts: no run is lost, run twice or fails in silence, whatever breaks or is killed."""
 
 import fcntl
+import hashlib
 import json
 import os
 import pty
@@ -152,14 +153,41 @@ def test_manifest(run: Sweep) -> None:
     run(*words)
     script.write_text(script.read_text() + "# changed\n")
     run(*words)
-    first, second = json.loads(Path("sweep/manifest.json").read_text())
+    Path("scripts/notes.txt").touch()  # no part of the repository
+    subprocess.run([*git, "checkout", "-q", "a.py"], check=True)
+    run(*words)
+    first, second, third = json.loads(Path("sweep/manifest.json").read_text())
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert (first["commit"], first["dirty"], second["commit"], second["dirty"]) == (head, False, head, True)
+    assert (third["commit"], third["dirty"]) == (head, False)
     flags = ["--env-id", "Toy-v0", "--exp-name", "toy", "--seed", "1", "--note", "x"]
     assert runs() == ["Toy-v0__toy__1"]
     assert [shlex.split(line) for line in first["runs"]] == [[sys.executable, str(script.resolve()), *flags]]
     assert first["versions"]["pytest"] == pytest.__version__
     assert first["machine"]["cores"] == os.cpu_count()
+
+
+def test_another_version_of_the_script_is_named(run: Sweep) -> None:
+    """Each start's journal has the hash; finished runs are kept, and the reader is told."""
+    script = Path(shutil.copy(SCRIPT, "a.py"))
+    words = ("--script", str(script), "--exp-name", "toy", "--num-seeds")
+    assert "warning" not in run(*words, "2").output + run(*words, "2").output
+    first = hashlib.sha256(script.read_bytes()).hexdigest()
+    script.write_text(script.read_text() + "# changed\n")
+    second = hashlib.sha256(script.read_bytes()).hexdigest()
+    names = [f"Toy-v0__toy__{seed}" for seed in (1, 2, 3)]
+    warning = "warning: 2 of them are the work of another version of the script: "
+    assert f"\n{warning}{names[0]}, {names[1]}\n" in run(*words, "3").output
+    assert [{record["sha256"] for record in records(name)} for name in names] == [{first}, {first}, {second}]
+    assert [records(names[0])[0][key] for key in ("commit", "dirty")] == [None, None]  # the folder is no repository
+
+
+def test_success_without_a_run_is_a_failure(run: Sweep) -> None:
+    """Such as that of --help."""
+    result = run("--", "--help")
+    assert result.status == 1
+    assert "ended without a run folder runs/Toy-v0__toy_script__1__*" in result.output
+    assert run("--", "--help").status == 1
 
 
 def test_a_failed_run_is_reported_and_tried_again(run: Sweep) -> None:
