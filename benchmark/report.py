@@ -446,17 +446,14 @@ def cross_play_tables(groups: Groups, num_games: int, output: Path) -> list[str]
     """
     from functools import partial
 
-    from benchmark.selfplay import script_of  # loads PyTorch and the scripts, which nothing else here needs
+    from benchmark.selfplay import check_one_game, script_of  # loads PyTorch and the scripts, which nothing else here needs
     from utils.cross_play import Player, cross_play
 
     texts = []
     for (env_id, exp_name), group in groups.items():
         if RETURN in group[0].curves or len(group) < 2:
             continue
-        for run, name in product(group, ("env_kwargs", "teams", "symmetric", "norm_obs")):
-            if run.args[name] != group[0].args[name]:
-                flag = f"--{name.replace('_', '-')}"
-                fail(f"--cross-play takes experiments of one {flag}, and {group[0].folder} and {run.folder} differ in it")
+        check_one_game([run.folder for run in group])
         script = script_of(group[0].folder)
         players = []
         for run in group:

@@ -9,12 +9,14 @@ runs, or over the runs of both sets.
 """
 
 import csv
+import itertools
+import json
 import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import tyro
@@ -53,9 +55,35 @@ class Versus:
     """file for the raw numbers"""
 
 
+def fail(message: str) -> NoReturn:
+    """Ends the program: one sentence on standard error, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def read_args(run: Path) -> dict[str, Any]:
+    """The arguments of a self-play run; exits with one sentence if the folder has none."""
+    try:
+        run_args: dict[str, Any] = json.loads((run / "args.json").read_text())
+    except (OSError, ValueError) as error:
+        fail(f"RUNS takes run folders of self-play, and {run} is none ({error})")
+    if "save_steps" not in run_args:
+        fail(f"RUNS takes run folders of self-play, and {run} is none")
+    return run_args
+
+
 def script_of(run: Path) -> ModuleType:
-    """The script that made a run, told by the flags in its args.json."""
-    return sac_selfplay if '"buffer_size"' in (run / "args.json").read_text() else ppo_selfplay
+    """The script that made a run, told by its arguments."""
+    return sac_selfplay if "buffer_size" in read_args(run) else ppo_selfplay
+
+
+def check_one_game(runs: list[Path]) -> None:
+    """Exits with one sentence if policies of these runs cannot meet, for their games or scripts are not the same."""
+    for run, name in itertools.product(runs, ("env_id", "env_kwargs", "teams", "symmetric", "norm_obs")):
+        if read_args(run)[name] != read_args(runs[0])[name]:
+            fail(f"RUNS takes runs of one --{name.replace('_', '-')}, and {runs[0]} and {run} differ in it")
+        if script_of(run) is not script_of(runs[0]):
+            fail(f"RUNS takes runs of one script, and {runs[0]} and {run} are of two")
 
 
 def interval(values: np.ndarray, seed: int = 0) -> str:
@@ -120,6 +148,9 @@ def print_scores(args: Scores) -> None:
 
 def print_versus(args: Versus) -> None:
     """Mean score of the first set against the second, for each behaviour of the first."""
+    if not (args.runs and args.against):
+        fail("--runs and --against take run folders of self-play, one or more each")
+    check_one_game(args.runs + args.against)
     script = script_of(args.runs[0])
     ours = [script.load_model(run, "runs") for run in sorted(args.runs)]
     theirs = [script.load_model(run, "against") for run in sorted(args.against)]
@@ -138,7 +169,9 @@ def print_versus(args: Versus) -> None:
         results = play_pairs(make_games, agents, players, pairs, args.games, seed=7_000_000, deterministic=True)
         scores = results.mean(1).reshape(len(ours), len(theirs))
         print(f"{behavior}: {interval(scores)} over {len(ours)} x {len(theirs)} pairs of runs, {args.games} games a pair")
-        rows += [[behavior, i, j, f"{scores[i, j]:.4f}"] for i in range(len(ours)) for j in range(len(theirs))]
+        names = [[run.name for run in sorted(runs)] for runs in (args.runs, args.against)]
+        table = zip(itertools.product(*names), scores.flat, strict=True)
+        rows += [[behavior, *pair, f"{score:.4f}"] for pair, score in table]
     if args.csv:
         with args.csv.open("w", newline="") as file:
             csv.writer(file).writerows([["behavior", "run", "against", "score"], *rows])

@@ -6,13 +6,15 @@
     python -m benchmark.speed --script ppo_selfplay.py sac_selfplay.py
 
 Every number comes from a process of its own that trains as its user would start it, on the same cores, with the same
-hyper-parameters. Clocks are read after a warm-up and again after a fixed number of steps, at the same place of the loop, so
+hyper-parameters (but that the libraries' learning rates do not fall, and that SBX's PPO does not clip values: neither takes
+time). Clocks are read after a warm-up and again after a fixed number of steps, at the same place of the loop, so
 start-up and compilation are left out. Scripts and libraries take turns: a machine that is shared gets faster and slower within
 minutes, and only ratios of neighbours mean anything. What is shown is the median over the rounds, with the least and the
 greatest.
 
 The limit is what the machine takes for nothing but the work that no other code could leave out: the matrix products of the
 networks' forward and backward passes, one after another on arrays that are there already, and the steps of the environment.
+On a GPU, which works on by itself, a part's time is what the processor spends in it.
 """
 
 import csv
@@ -113,6 +115,14 @@ class Measured(Exception):
     """The second reading is done: the rest of the run is not needed."""
 
 
+def synchronize() -> None:
+    """Waits until the GPU has done what it was given, if this process uses one."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 class Clocks:
     """Reads wall and processor time when a run has made its first step, its warm-up and its measured steps."""
 
@@ -126,6 +136,7 @@ class Clocks:
         """Before each step of all environments, of which there are `steps`."""
         self.first_step = self.first_step or time.time()
         if self.step >= (self.last if self.readings else self.warmup):
+            synchronize()
             self.readings.append((time.perf_counter(), time.process_time()))
             if len(self.readings) == 2:
                 raise Measured
@@ -288,8 +299,7 @@ def measure_limit(name: str, case: Case, args: Args) -> dict[str, float]:
     def multiply() -> None:
         for (a, b), out in zip(arrays, outputs, strict=True):
             torch.bmm(a, b, out=out)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize()
 
     env.reset(seed=ours.seed)
     env.action_space.seed(ours.seed)
@@ -397,9 +407,15 @@ def describe(script: str, results: dict[str, list[dict[str, float]]], args: Args
 
 def main(args: Args) -> None:
     """Takes turns, prints the tables, and writes them."""
-    for name in ("num_envs", "rounds", "threads"):
-        if getattr(args, name) < 1:
-            fail(f"--{name.replace('_', '-')} takes an integer from 1, not {getattr(args, name)}")
+    for name in ("num_envs", "rounds", "threads", "steps"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            fail(f"--{name.replace('_', '-')} takes an integer from 1, not {value}")
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if args.threads > cores:
+        fail(f"--threads takes at most the {cores} cores that there are, not {args.threads}")
+    for flag, names in (("script", args.script), ("against", args.against)):
+        if len(set(names)) < len(names) or (flag == "script" and not names):
+            fail(f"--{flag} takes names, each of them once, not {' '.join(names) or 'none'}")
     for library in args.against:
         module, package = LIBRARIES[library]
         if find_spec(module) is None:
@@ -407,14 +423,22 @@ def main(args: Args) -> None:
     if args.measure is not None:
         measure(args)
         return
+    if args.output is not None:
+        try:
+            args.output.parent.mkdir(parents=True, exist_ok=True)
+            Path(f"{args.output}.md").touch()
+        except OSError as error:
+            fail(f"--output takes the beginning of a path that can be written: {error}")
     results: dict[str, dict[str, list[dict[str, float]]]] = {script: defaultdict(list) for script in args.script}
     for number, script in itertools.product(range(args.rounds), args.script):
         for what in ("script", *args.against, "limit") if script.endswith("_continuous.py") else ("script",):
             results[script][what].append(run_measurement(what, script, args))
             print(f"round {number + 1}, {script}, {what}: {results[script][what][-1]}", file=sys.stderr, flush=True)
     described = [describe(script, results[script], args) for script in args.script]
-    counts = [f"{n} {word}{'s' * (n > 1)}" for n, word in ((args.num_envs, "environment"), (args.threads, "thread"))]
-    lines = [f"{args.env_id}, {', '.join(counts)}, {args.rounds} rounds: median (least to greatest)", ""]
+    where = [f"{n} {word}{'s' * (n > 1)}" for n, word in ((args.num_envs, "environment"), (args.threads, "thread"))]
+    where = [args.env_id, *where] if any(name.endswith("_continuous.py") for name in args.script) else where[1:]
+    where += ["on the GPU if there is one"] if args.cuda else []
+    lines = [f"{', '.join(where)}, {args.rounds} rounds: median (least to greatest)", ""]
     lines += ["| | steps/s | wall time, times ours | processor time, times ours |", "|---|---|---|---|"]
     lines += [row for rows, _, _ in described for row in rows]
     lines += ["", "| share of the wall time | environment | acting | replay | update | products alone | environment alone |"]
@@ -423,7 +447,6 @@ def main(args: Args) -> None:
     lines += [starts for _, _, starts in described]
     print("\n".join(lines))
     if args.output is not None:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
         Path(f"{args.output}.md").write_text("\n".join(lines) + "\n")
         with Path(f"{args.output}.csv").open("w", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
@@ -435,4 +458,7 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, prog="python -m benchmark.speed"))
+    try:
+        main(tyro.cli(Args, prog="python -m benchmark.speed"))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

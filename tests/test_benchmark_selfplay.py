@@ -1,8 +1,10 @@
 """The tables of self-play runs, from runs of a few steps."""
 
 import csv
+import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,30 @@ def test_versus_itself_is_a_draw(
     monkeypatch.delattr(selfplay.Agent, "noise")
     print_versus(Versus(runs=[run], against=[run], games=6, csv=run / "versus.csv"))
     assert capsys.readouterr().out.splitlines()[-1].startswith("sumo: 0.500 [0.500, 0.500] over 1 x 1 pairs of runs")
-    assert list(csv.reader((run / "versus.csv").open()))[1:] == [["sumo", "0", "0", "0.5000"]]
+    assert list(csv.reader((run / "versus.csv").open()))[1:] == [["sumo", run.name, run.name, "0.5000"]]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (None, "--runs and --against take run folders of self-play, one or more each"),
+        ({}, "RUNS takes run folders of self-play, and {run} is none"),
+        ({"env_kwargs": {"actions": "discrete"}}, "RUNS takes runs of one --env-kwargs, and "),
+        ({"buffer_size": 5}, "RUNS takes runs of one script, and "),
+    ],
+)
+def test_bad_sets(other: dict[str, Any] | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence on standard error, and exit status 2."""
+    shared = {"save_steps": 1, "env_id": "sumo", "env_kwargs": {}, "teams": None, "symmetric": None, "norm_obs": True}
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for run, run_args in zip(runs, (shared, shared | other if other else {}), strict=True):
+        run.mkdir()
+        (run / "args.json").write_text(json.dumps(run_args))
+    with pytest.raises(SystemExit, match="2"):
+        print_versus(Versus(runs=runs[:1], against=[] if other is None else runs[1:]))
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message.format(run=runs[1])}")
+    assert error.count("\n") == 1
 
 
 def test_scores(selfplay: ModuleType, train_selfplay: Train, tmp_path: Path) -> None:

@@ -413,7 +413,7 @@ def test_selfplay(train_selfplay: Train, tmp_path: Path, capsys: pytest.CaptureF
     (runs[1] / "args.json").write_text(json.dumps(json.loads((runs[1] / "args.json").read_text()) | other))
     with pytest.raises(SystemExit, match="2"):
         main(Args(runs=runs, output=tmp_path / "sumo", cross_play=True))
-    assert capsys.readouterr().err.startswith("error: --cross-play takes experiments of one --norm-obs, and ")
+    assert capsys.readouterr().err.startswith("error: RUNS takes runs of one --norm-obs, and ")
     panels = {axes.get_title(): axes for axes in draw(groups, {}, over_time=False).axes}
     ratings = [run.curves["selfplay/rating_sumo"] for run in read_all(runs)]
     np.testing.assert_allclose(xy(panels["sumo: rating of sumo"].get_lines()[0])[:, 1], np.mean(ratings, axis=0)[:, 2])

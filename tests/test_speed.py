@@ -1,6 +1,7 @@
 """What `benchmark.speed` counts, and that it measures all four scripts as they are."""
 
 import csv
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -96,6 +97,38 @@ def test_all_scripts_are_measured(tmp_path: Path) -> None:
     limits = [row for row in rows if row["measured"] == "limit"]
     assert {row["script"] for row in limits} == set(names[:2])
     assert all(np.isfinite(float(row["seconds"])) and float(row["seconds"]) > 0 for row in limits)
+
+
+@pytest.mark.parametrize("name", ["ppo_continuous.py", "sac_continuous.py"])
+def test_libraries_are_measured_beside(name: str, tmp_path: Path) -> None:
+    """At the script's hyper-parameters, in the same rounds."""
+    libraries = [library for library, (module, _) in speed.LIBRARIES.items() if find_spec(module)]
+    if not libraries:
+        pytest.skip("neither Stable-Baselines3 nor SBX is installed")
+    words = ["--script", name, "--env-id", "Pendulum-v1", "--rounds", "1", "--steps", "500", "--against", *libraries]
+    result = subprocess.run([sys.executable, "-m", "benchmark.speed", *words], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert re.findall(r"^\| (\w+) \| [\d,]+ \(", result.stdout, re.MULTILINE) == libraries
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"rounds": 0}, "--rounds takes an integer from 1, not 0"),
+        ({"steps": -1}, "--steps takes an integer from 1, not -1"),
+        ({"threads": 999}, "--threads takes at most the "),
+        ({"script": []}, "--script takes names, each of them once, not none"),
+        ({"against": ("sb3", "sb3")}, "--against takes names, each of them once, not sb3 sb3"),
+        ({"output": Path("/dev/null/x")}, "--output takes the beginning of a path that can be written"),
+    ],
+)
+def test_bad_input(overrides: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence on standard error that names the flag, and exit status 2, before anything is measured."""
+    with pytest.raises(SystemExit, match="2"):
+        speed.main(speed.Args(**{"script": ["ppo_continuous.py"]} | overrides))
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.skipif(find_spec("stable_baselines3") is not None, reason="the library is installed")
