@@ -311,15 +311,15 @@ def reset_envs(envs: VectorEnv, **kwargs: Any) -> np.ndarray:
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps every environment, and keeps apart the observation to act on next and the one that the step led to.
 
-    Takes actions (num_envs, action_dim), clipped to [-1, 1] and mapped linearly onto the bounds of the task. Returns obs,
-    final_obs (num_envs, obs_dim), rewards, terminations, truncations (num_envs,). The two observations differ where an episode
-    ended and the next one has begun in the same step. In the autoreset mode NEXT_STEP they never do: there the step after an
-    episode's end is a mere reset, which ignores its action, and the caller must not store it.
+    Takes actions (num_envs, action_dim): [-1, 1] is mapped linearly onto the bounds of the task, and what is beyond is clipped.
+    Returns obs, final_obs (num_envs, obs_dim), rewards, terminations, truncations (num_envs,). The two observations differ
+    where an episode ended and the next one has begun in the same step. In the autoreset mode NEXT_STEP they never do: there
+    the step after an episode's end is a mere reset, which ignores its action, and the caller must not store it.
     """
     space = envs.single_action_space
     assert isinstance(space, gym.spaces.Box)
-    unit_actions = actions.clip(-1.0, 1.0).reshape(envs.action_space.shape)
-    env_actions = (space.low + 0.5 * (unit_actions + 1.0) * (space.high - space.low)).clip(space.low, space.high)
+    shares = 0.5 * (actions.reshape(envs.action_space.shape) + 1.0)
+    env_actions = (space.low + shares * (space.high - space.low)).clip(space.low, space.high)
     try:
         obs, rewards, terminations, truncations, infos = envs.step(env_actions)
     except Exception as error:
