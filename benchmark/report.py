@@ -333,8 +333,8 @@ def command_table(groups: Groups) -> str:
     """What the first run of each task and experiment was begun with, and the commits of all its runs; if known of one."""
     rows = [["task", "experiment", "command of the first run", "commit"]]
     for (env_id, exp_name), group in groups.items():
-        commits = ", ".join(dict.fromkeys(run.versions("commit") for run in group))
-        rows.append([env_id, exp_name, f"`{group[0].command}`", commits])
+        commits = [commit for run in group for commit in (run.versions("commit") or "unknown").split(", ")]
+        rows.append([env_id, exp_name, f"`{group[0].command}`", ", ".join(dict.fromkeys(commits))])
     return table(*rows) if any(run.command for group in groups.values() for run in group) else ""
 
 

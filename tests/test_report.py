@@ -250,6 +250,7 @@ def test_command_and_commit_come_from_the_journal(tmp_path: Path, capsys: pytest
     assert notes == [f"abababa in {runs[0].name}, {commits} in {run.name}" for run, commits in kinds]
     (row,) = markdown_rows(text, "Commands")
     assert row["command of the first run"] == "`python ppo.py --seed 1 --note 'a b'`"
+    assert row["commit"] == "abababa, cdcdcdc+, unknown"
     commits = [row["commit"] for row in csv.DictReader((tmp_path / "x.csv").open())]
     assert commits == ["abababa", "abababa", "cdcdcdc+", "abababa, cdcdcdc+", ""]
 
