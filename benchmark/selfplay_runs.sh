@@ -1,10 +1,26 @@
 #!/usr/bin/env bash
-# The self-play runs of the README, one thread each; `benchmark.selfplay` makes its tables of them.
-# bash benchmark/selfplay_runs.sh NAME [SEEDS], in a folder to which the runs/ go; NAME is one of the cases below.
+# The self-play runs of the README, one thread each: bash benchmark/selfplay_runs.sh NAME [SEEDS], in a folder to which the runs/ go.
+# NAME is one of the cases below; when the runs are there, `bash benchmark/selfplay_runs.sh tables` makes the README's numbers of them.
 set -euo pipefail
 export OMP_NUM_THREADS=1
 scripts=$(cd "$(dirname "$0")/.." && pwd)
 common="--eval-freq 250000 --eval-games 200"
+if [[ $1 == tables ]]; then
+    export PYTHONPATH=$scripts
+    results=$scripts/benchmark/results/selfplay
+    for name in ppo_sumo ppo_sumo_latest ppo_sumo_uniform ppo_sumo_discrete ppo_sumo_multidiscrete ppo_pursuit \
+        sac_sumo sac_sumo_discrete sac_sumo_multidiscrete; do
+        python -m benchmark.selfplay scores runs/*__"${name}"__* --csv "${results}_$name.csv"
+    done
+    versus() { python -m benchmark.selfplay versus --runs runs/sumo__"$1"__* --against runs/sumo__"$2"__* --csv "${results}_$3.csv"; }
+    versus ppo_sumo ppo_sumo_latest pool_against_latest
+    versus ppo_sumo ppo_sumo_uniform prioritized_against_uniform
+    versus ppo_sumo_uniform ppo_sumo_latest uniform_against_latest
+    for end in csv png; do
+        cp runs/sumo__ppo_sumo__1__*/cross_play.$end "${results}_cross_play.$end"
+    done
+    exit
+fi
 for seed in ${2:-1 2 3 4 5}; do
     case $1 in
         ppo_sumo) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common ;;

@@ -1,7 +1,12 @@
 #!/usr/bin/env bash
-# The tables of speed in benchmark/results/, on a machine that does nothing else; takes `pip install stable-baselines3 sbx-rl`.
+# The tables of speed in benchmark/results/ and the cost of checkpoints in the README, half an hour on a machine that does
+# nothing else; takes `pip install stable-baselines3 sbx-rl`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python -m benchmark.speed --script ppo_continuous.py --against sb3 sbx --output benchmark/results/speed_ppo
-python -m benchmark.speed --script sac_continuous.py --against sb3 sbx --output benchmark/results/speed_sac
-python -m benchmark.speed --script ppo_selfplay.py sac_selfplay.py --output benchmark/results/speed_selfplay
+speed() { python -m benchmark.speed "${@:2}" --output "benchmark/results/speed_$1"; }
+speed ppo --script ppo_continuous.py --against sb3 sbx
+speed sac --script sac_continuous.py --against sb3 sbx
+speed ppo_8 --script ppo_continuous.py --num-envs 8 --steps 65536 --against sb3 sbx
+speed sac_2_threads --script sac_continuous.py --threads 2 --rounds 3 --against sb3 sbx
+speed selfplay --script ppo_selfplay.py sac_selfplay.py
+OMP_NUM_THREADS=1 python -m benchmark.checkpoints sac_continuous --env-id HalfCheetah-v5 --updates-per-step 0 --eval-freq 0 --no-cuda
