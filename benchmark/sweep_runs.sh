@@ -12,13 +12,13 @@ case $1 in
             -- --total-timesteps 1000000 --no-cuda
         sweep --script "$repository/sac_continuous.py" --env-ids $tasks --num-seeds 3 --workers 2 --folder sweeps/sac_100k \
             -- --total-timesteps 100000 --eval-freq 20000 --no-cuda
-        report ppo_mujoco sweeps/ppo_1m/runs/*
-        report sac_mujoco sweeps/sac_100k/runs/*
+        report mujoco sweeps/ppo_1m/runs/* sweeps/sac_100k/runs/*
         ;;
     small) # twenty minutes; everything is killed in the middle of it, and the same command goes on
+        flags="--total-timesteps 15000 --eval-freq 2500 --checkpoint-freq 5000 --no-cuda"
         small() {
             sweep --script "$repository"/{ppo,sac}_continuous.py --env-ids Pendulum-v1 InvertedPendulum-v5 Hopper-v5 \
-                --num-seeds 5 --workers 2 --folder sweeps/small -- --total-timesteps 15000 --eval-freq 2000 --no-cuda
+                --num-seeds 5 --workers 2 --folder sweeps/small -- $flags
         }
         small &
         sleep 10m
@@ -26,7 +26,7 @@ case $1 in
         wait || true
         small
         PYTHONPATH=$repository:$repository/tests sweep --script "$repository/ppo_continuous.py" --env-ids toy_envs:Faulty-v0 \
-            --num-seeds 1 --folder sweeps/small -- --total-timesteps 15000 --eval-freq 2000 --no-cuda || true # reported as failed
+            --num-seeds 1 --folder sweeps/small -- $flags || true # reported as failed
         report small sweeps/small/runs/* --normalize-by sac_continuous
         ;;
     *) echo "unknown: $1" && exit 2 ;;
