@@ -25,7 +25,7 @@ case $1 in
         pkill -KILL -f -- "--total-timesteps 15000" || true
         wait || true
         small
-        PYTHONPATH=$repository:$repository/tests sweep --script "$repository/ppo_continuous.py" --env-ids toy_envs:Faulty-v0 \
+        PYTHONPATH=$repository:$repository/tests sweep --script "$repository/ppo_continuous.py" --env-ids toy_envs:Broken-v0 \
             --num-seeds 1 --folder sweeps/small -- $flags || true # reported as failed
         report small sweeps/small/runs/* --normalize-by sac_continuous
         ;;

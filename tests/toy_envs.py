@@ -103,4 +103,11 @@ class Faulty(gym.Env):
         return obs, -np.inf if is_broken and self.fault == "reward" else reward, self.step_count % 10 == 0, False, {}
 
 
+class Broken(Faulty):
+    """Raises in its step 21."""
+
+    victim, fault = 0, "step"
+
+
 gym.register("Faulty-v0", entry_point="toy_envs:Faulty")
+gym.register("Broken-v0", entry_point="toy_envs:Broken")
