@@ -13,6 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmark import fail
+
+SCRIPTS = ("ppo_continuous", "sac_continuous", "ppo_selfplay", "sac_selfplay")
+
 
 def main(name: str, *words: str) -> None:
     """Runs the script and prints its checkpoints' number, seconds and size."""
@@ -39,4 +43,6 @@ def main(name: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] not in ([name] for name in SCRIPTS):
+        fail(f"the first word takes the name of a script, one of {', '.join(SCRIPTS)}")
     main(*sys.argv[1:])

@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -37,6 +37,7 @@ from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 
+from benchmark import fail
 from benchmark.statistics import Statistic, interquartile_mean, interval, mean, probability_of_improvement
 
 PUBLISHED = Path(__file__).parent / "published_returns.csv"
@@ -98,12 +99,6 @@ class Run:
 
 
 Groups = dict[tuple[str, str], list[Run]]  # the runs of a task and experiment, by seed
-
-
-def fail(message: str) -> NoReturn:
-    """Ends the program: one sentence on standard error, exit status 2."""
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 # === Reading ==========================================================================================================

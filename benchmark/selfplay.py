@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -24,6 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import ppo_selfplay
 import sac_selfplay
+from benchmark import fail
 from utils.cross_play import Player, pairs_with_others, play_pairs
 
 THRESHOLDS = {"random": 0.98, "charge": 0.8, "centre": 0.5}
@@ -53,12 +54,6 @@ class Versus:
     """games of each pair"""
     csv: Path | None = None
     """file for the raw numbers"""
-
-
-def fail(message: str) -> NoReturn:
-    """Ends the program: one sentence on standard error, exit status 2."""
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def read_args(run: Path) -> dict[str, Any]:

@@ -34,9 +34,11 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import tyro
+
+from benchmark import fail
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LIBRARIES = {"sb3": ("stable_baselines3", "stable-baselines3"), "sbx": ("sbx", "sbx-rl")}  # module and package
@@ -78,12 +80,6 @@ class Case:
     flags: tuple[str, ...]
     warmup: int
     steps: int
-
-
-def fail(message: str) -> NoReturn:
-    """Ends the program: one sentence on standard error, exit status 2."""
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def make_case(script: str, args: Args) -> Case:

@@ -42,12 +42,14 @@ from importlib.metadata import distributions
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import IO, Any, Literal, NoReturn
+from typing import IO, Any, Literal
 
 import tyro
 from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
+
+from benchmark import fail
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NOTHING_LEFT = "--resume takes a run that has not finished"  # what a script says of a run that has
@@ -131,12 +133,6 @@ class Process:
 
 
 Start = Callable[[int, Job], Process]  # takes a worker's number below --workers, and a run
-
-
-def fail(message: str) -> NoReturn:
-    """Ends the program: one sentence on standard error, exit status 2."""
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def utc_now() -> str:
