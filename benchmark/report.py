@@ -174,7 +174,10 @@ def group_runs(runs: list[Run]) -> tuple[Groups, list[str]]:
             if ours != theirs:
                 values = f"{ours} in {first.folder.name}, {theirs} in {run.folder.name}"
                 notes.append(f"**Not of one kind**: --{flag.replace('_', '-')} is {values}.")
-        if len({first.versions("sha256"), run.versions("sha256")} - {""}) > 1 or "," in run.versions("sha256"):
+        ours, theirs = first.versions("sha256"), run.versions("sha256")
+        if "," in theirs:
+            notes.append(f"**Not of one kind**: {run.folder.name} was resumed by another script: {run.versions('commit')}.")
+        if ours and theirs and ours != theirs:
             scripts = f"{first.versions('commit')} in {first.folder.name}, {run.versions('commit')} in {run.folder.name}"
             notes.append(f"**Not of one kind**: the script is that of {scripts}.")
     if not groups:
