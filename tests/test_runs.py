@@ -182,7 +182,10 @@ def test_wandb_offline(script: ModuleType, train: Train, monkeypatch: pytest.Mon
     folder = train(script, track=True, total_timesteps=512, eval_freq=128)
     assert [path.name for path in folder.parent.parent.iterdir()] == ["runs"]
     (record,) = (folder / "wandb").glob("offline-run-*/*.wandb")
-    assert b"eval/return_mean" in record.read_bytes()
+    deadline = time.monotonic() + 30
+    while b"eval/return_mean" not in record.read_bytes():  # W&B's own process may write on after `finish`
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     expected = {(name, step): value for name, series in read_scalars(folder).items() for step, value in series}
     assert points.keys() == expected.keys()
     assert all(points[key] == pytest.approx(value, rel=1e-5) for key, value in expected.items())
