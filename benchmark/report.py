@@ -305,8 +305,9 @@ def pooled_table(groups: Groups, scales: dict[str, tuple[float, float]], referen
     for exp_name, tasks in returns_by_experiment(groups).items():
         strata = [(tasks[env_id] - low) / (high - low) for env_id, (low, high) in scales.items()]
         rows.append([exp_name, str(len(strata)), str(sum(map(len, strata))), describe_statistic(interquartile_mean, strata)])
-    counts = {len(group) for (env_id, _), group in groups.items() if env_id in scales}
-    weights = "" if len(counts) == 1 else " Tasks do not have the same number of runs; those with more count for more."
+    counts = [{len(tasks[env_id]) for env_id in scales} for tasks in returns_by_experiment(groups).values()]
+    is_even = all(len(numbers) < 2 for numbers in counts)
+    weights = "" if is_even else " An experiment has not as many runs on each task; those with more count for more."
     scale = f"The scale is 0 for the first training returns of {reference}, and 1 for the IQM of its final policies"
     return f"{table(*rows)}\n\n{scale}: {'; '.join(ends)}.{weights}"
 

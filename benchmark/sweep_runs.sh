@@ -6,7 +6,7 @@ export PYTHONPATH=$repository OMP_NUM_THREADS=1
 sweep() { python -m benchmark.sweep "$@"; }
 report() { python -m benchmark.report "${@:2}" --output "$repository/benchmark/results/$1"; }
 case $1 in
-    mujoco) # about four hours
+    mujoco) # about two hours
         tasks="HalfCheetah-v5 Hopper-v5 Walker2d-v5"
         sweep --script "$repository/ppo_continuous.py" --env-ids $tasks --num-seeds 5 --workers 2 --folder sweeps/ppo_1m \
             -- --total-timesteps 1000000 --no-cuda

@@ -339,6 +339,11 @@ def test_report(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
             scipy.stats.trim_mean(scores[:, :2] / iqms, 0.25, axis=None), abs=6e-4
         )
 
+    uneven = "An experiment has not as many runs on each task"
+    assert uneven not in text
+    main(Args(runs=folders[1:], output=tmp_path / "uneven", normalize_by="sac"))
+    assert uneven in capsys.readouterr().out
+
     (improvement,) = markdown_rows(text, "Probability of improvement")
     expected = "{:.3f} [{:.3f}, {:.3f}]".format(*probability_of_improvement(list(OURS.T[:2]), list(THEIRS.T[:2])))
     assert list(improvement.values()) == ["ppo (1,000 steps)", "sac (1,000 steps)", "2", expected]
@@ -372,8 +377,16 @@ def test_curves(folders: list[Path]) -> None:
     iqms = scipy.stats.trim_mean(THEIRS[:, :2], 0.25, axis=0)
     expected = [scipy.stats.trim_mean(scores[:, :2] / iqms, 0.25, axis=None) for scores in (OURS, THEIRS)]
     assert [xy(line)[-1, 1] for line in pooled.get_lines()] == pytest.approx(expected)
-    over_time = draw(groups, scales, over_time=True).axes[0].get_lines()[0]
-    np.testing.assert_allclose(xy(over_time), np.transpose([[0.333, 0.666, 1.0], means]), rtol=1e-6)
+    assert [line.get_label() for line in pooled.get_lines()] == ["ppo, 1,000 steps", "sac, 1,000 steps"]
+
+    for group in (groups["Toy-v1", "ppo"], groups["Toy-v1", "sac"]):
+        for run in group:
+            run.curves["eval/return_mean"][:, 1] *= 2
+    hopper, _, pooled = draw(groups, scales, over_time=True).axes
+    np.testing.assert_allclose(xy(hopper.get_lines()[0]), np.transpose([[0.333, 0.666, 1.0], means]), rtol=1e-6)
+    for line, at_end in zip(pooled.get_lines(), expected, strict=True):  # Hopper stays where it ended after a minute
+        np.testing.assert_allclose(xy(line)[[0, -1], 0], [0.666, 2.0], rtol=1e-6)
+        assert xy(line)[-1, 1] == pytest.approx(at_end)
 
 
 def test_few_evaluations_are_dots_over_training_returns(tmp_path: Path) -> None:
