@@ -201,7 +201,7 @@ def next_command(job: Job) -> list[str]:
     It begins anew if there is no checkpoint, or if the script refused to go on from it the last time.
     """
     last = last_record(job)
-    if last.get("exit") == 0 and last["run"] and (job.folder / last["run"]).is_dir():
+    if last.get("exit") == 0 and (job.folder / last["run"]).is_dir():
         return []
     runs = [run for run in find_runs(job) if (run / "checkpoint.pt").exists() or (run / "checkpoint.previous.pt").exists()]
     if not runs or (last.get("exit") == 2 and "--resume" in last["command"]):

@@ -280,14 +280,14 @@ def test_a_reader_that_goes_away_costs_no_file(tmp_path: Path) -> None:
 
 def test_curves_meet_between_points(tmp_path: Path) -> None:
     """On the steps that all runs have gone: values are interpolated, and times are medians."""
-    for seed, steps in ((1, [10, 30, 40]), (2, [20, 40, 50]), (3, [20, 50])):
+    for seed, steps in ((1, [10, 30, 40]), (2, [20, 40, 50]), (9, [20, 50])):
         points = [(seed * step, step, "eval/return_mean", 100.0 * seed + step) for step in steps]
         write_events(tmp_path / str(seed) / "events.out.tfevents.1", 0.0, points)
-    runs = [Run(tmp_path / seed, "Toy-v1", "ppo", int(seed), 1, {}, [], read_curves(tmp_path / seed)) for seed in "123"]
+    runs = [Run(tmp_path / seed, "Toy-v1", "ppo", int(seed), 1, {}, [], read_curves(tmp_path / seed)) for seed in "129"]
     common_steps, seconds, values = common_points(runs, "eval/return_mean")
     np.testing.assert_allclose(common_steps, [20, 30, 40])
-    np.testing.assert_allclose(seconds, [40, 60, 80])  # the second run's: the third one takes more
-    np.testing.assert_allclose(values, [[120, 220, 320], [130, 230, 330], [140, 240, 340]])
+    np.testing.assert_allclose(seconds, [40, 60, 80])  # the second run's: the third one takes far more
+    np.testing.assert_allclose(values, [[120, 220, 920], [130, 230, 930], [140, 240, 940]])
     np.testing.assert_allclose(common_points(runs, "eval/return_mean", size=2)[0], [20, 40])
 
 
