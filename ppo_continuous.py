@@ -276,6 +276,23 @@ def make_env(env_id: str, index: int, video_folder: Path | None = None, video_na
     return NumberedEnv(env, index)
 
 
+class LeanVectorEnv(SyncVectorEnv):
+    """Gymnasium's own, but that it keeps no infos and copies nothing twice, which takes a fifth of a step of MuJoCo's."""
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Steps one environment after another; where an episode ends, the next one begins (AutoresetMode.SAME_STEP)."""
+        obs, rewards, infos = np.empty_like(self._observations), np.empty(self.num_envs), {}
+        terminations, truncations = np.empty((2, self.num_envs), dtype=bool)
+        for i, env in enumerate(self.envs):
+            obs[i], rewards[i], terminations[i], truncations[i], _ = env.step(actions[i])
+        dones = terminations | truncations
+        if dones.any():
+            infos["final_obs"] = obs.copy()
+            for i in np.flatnonzero(dones).tolist():
+                obs[i], _ = self.envs[i].reset()
+        return obs, rewards, terminations, truncations, infos
+
+
 def make_envs(
     env_id: str, num_envs: int, vectorization: str, video_folder: Path | None = None, video_name: str = ""
 ) -> VectorEnv:
@@ -288,7 +305,7 @@ def make_envs(
             envs = gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point")
         else:
             env_fns = [partial(make_env, env_id, i, video_folder if i == 0 else None, video_name) for i in range(num_envs)]
-            vector_class = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[vectorization]
+            vector_class = {"sync": LeanVectorEnv, "async": AsyncVectorEnv}[vectorization]
             envs = vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
     except (gym.error.Error, ImportError, NotImplementedError) as error:
         fail(f"--env-id {env_id} cannot be made: {' '.join(str(error).split())}")
@@ -515,10 +532,13 @@ def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
 def make_optimizer(parameters: Iterable[nn.Parameter], lr: float, eps: float = 1e-8) -> torch.optim.Adam:
     """Adam on one vector, of which the parameters become views: a step is one operation, however many layers there are."""
     parameters = list(parameters)
-    vector = nn.Parameter(torch.cat([x.detach().flatten() for x in parameters]))
-    for parameter, chunk in zip(parameters, vector.detach().split([x.numel() for x in parameters]), strict=True):
+    vector = torch.cat([x.detach().flatten() for x in parameters])
+    for parameter, chunk in zip(parameters, vector.split([x.numel() for x in parameters]), strict=True):
         parameter.data = chunk.view_as(parameter)
-    return torch.optim.Adam([vector], lr=lr, eps=eps, fused=True)
+    optimizer = torch.optim.Adam([vector], lr=lr, eps=eps, fused=True)
+    optimizer.state[vector] = {"step": torch.zeros((), device=vector.device)}
+    optimizer.state[vector] |= {name: torch.zeros_like(vector) for name in ("exp_avg", "exp_avg_sq")}
+    return optimizer
 
 
 def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -527,9 +547,17 @@ def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor
 
 
 def gradient_step(optimizer: torch.optim.Optimizer, gradient: Tensor) -> None:
-    """Steps the parameters of an optimiser from `make_optimizer` by their gradient."""
-    optimizer.param_groups[0]["params"][0].grad = gradient
-    optimizer.step()
+    """Steps the parameters of an optimiser from `make_optimizer` by their gradient (Kingma and Ba 2015, algorithm 1).
+
+    `optimizer.step()` computes the same by the same operation, and takes ten times as long to come to it.
+    """
+    group = optimizer.param_groups[0]
+    (vector,) = group["params"]
+    mean, square, step = (optimizer.state[vector][name] for name in ("exp_avg", "exp_avg_sq", "step"))
+    step += 1
+    settings: dict[str, Any] = {name: group[name] for name in ("lr", "eps", "weight_decay", "amsgrad", "maximize")}
+    beta1, beta2 = group["betas"]
+    torch._fused_adam_([vector], [gradient], [mean], [square], [], [step], beta1=beta1, beta2=beta2, **settings)
 
 
 def compute_update_gradient(agent: Agent, minibatch: tuple[Tensor, ...], args: Args) -> tuple[Tensor, Metrics]:
@@ -755,7 +783,7 @@ def upload_model(folder: Path, args: Args, metrics: dict[str, float]) -> None:
 
 # === Checkpoints ======================================================================================================
 
-CHECKPOINT_FORMAT = 2  # of the files; goes up when older ones cannot be read any more
+CHECKPOINT_FORMAT = 3  # of the files; goes up when older ones cannot be read any more
 
 
 def check_finite(quantities: Mapping[str, Sequence[float] | np.ndarray], global_step: int, stride: int = 1) -> None:

@@ -661,10 +661,13 @@ def compute_alpha_loss(agent: Agent, entropies: Tensor, targets: Tensor) -> tupl
 def make_optimizer(parameters: Iterable[nn.Parameter], lr: float, eps: float = 1e-8) -> torch.optim.Adam:
     """Adam on one vector, of which the parameters become views: a step is one operation, however many layers there are."""
     parameters = list(parameters)
-    vector = nn.Parameter(torch.cat([x.detach().flatten() for x in parameters]))
-    for parameter, chunk in zip(parameters, vector.detach().split([x.numel() for x in parameters]), strict=True):
+    vector = torch.cat([x.detach().flatten() for x in parameters])
+    for parameter, chunk in zip(parameters, vector.split([x.numel() for x in parameters]), strict=True):
         parameter.data = chunk.view_as(parameter)
-    return torch.optim.Adam([vector], lr=lr, eps=eps, fused=True)
+    optimizer = torch.optim.Adam([vector], lr=lr, eps=eps, fused=True)
+    optimizer.state[vector] = {"step": torch.zeros((), device=vector.device)}
+    optimizer.state[vector] |= {name: torch.zeros_like(vector) for name in ("exp_avg", "exp_avg_sq")}
+    return optimizer
 
 
 def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -673,9 +676,17 @@ def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor
 
 
 def gradient_step(optimizer: torch.optim.Optimizer, gradient: Tensor) -> None:
-    """Steps the parameters of an optimiser from `make_optimizer` by their gradient."""
-    optimizer.param_groups[0]["params"][0].grad = gradient
-    optimizer.step()
+    """Steps the parameters of an optimiser from `make_optimizer` by their gradient (Kingma and Ba 2015, algorithm 1).
+
+    `optimizer.step()` computes the same by the same operation, and takes ten times as long to come to it.
+    """
+    group = optimizer.param_groups[0]
+    (vector,) = group["params"]
+    mean, square, step = (optimizer.state[vector][name] for name in ("exp_avg", "exp_avg_sq", "step"))
+    step += 1
+    settings: dict[str, Any] = {name: group[name] for name in ("lr", "eps", "weight_decay", "amsgrad", "maximize")}
+    beta1, beta2 = group["betas"]
+    torch._fused_adam_([vector], [gradient], [mean], [square], [], [step], beta1=beta1, beta2=beta2, **settings)
 
 
 def compute_qf_gradient(agent: Agent, batch: tuple[Tensor, ...], noise: Tensor, args: Args) -> tuple[Tensor, Metrics]:
@@ -953,7 +964,7 @@ def make_pool(args: Args, rng: np.random.Generator) -> SnapshotPool:
 
 # === Checkpoints ======================================================================================================
 
-CHECKPOINT_FORMAT = 2  # of the files; goes up when older ones cannot be read any more
+CHECKPOINT_FORMAT = 3  # of the files; goes up when older ones cannot be read any more
 
 
 def check_finite(quantities: Mapping[str, Sequence[float] | np.ndarray], global_step: int, stride: int = 1) -> None:

@@ -1,5 +1,6 @@
 """What is stored is what happened: final observations, terminations, no resets, under every autoreset mode."""
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Train
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_envs import LENGTH, Nested, make_vector
 
 import ppo_continuous
@@ -40,6 +41,26 @@ def test_step_envs(script: ModuleType, mode: AutoresetMode) -> None:
     np.testing.assert_array_equal(obs, [[0, LENGTH]] * 2 if mode == AutoresetMode.NEXT_STEP else [[1, 0]] * 2)
     obs, *_ = script.step_envs(envs, np.zeros((2, 1), dtype=np.float32))
     np.testing.assert_array_equal(obs, [[1, 0]] * 2 if mode == AutoresetMode.NEXT_STEP else [[1, 1]] * 2)
+
+
+@pytest.mark.parametrize("env_id", ["toy_envs:Counting-v0", "Hopper-v5"])
+def test_lean_vector_environment_is_gymnasiums(script: ModuleType, env_id: str) -> None:
+    """All that it returns over several episodes, which end together or apart, by termination or truncation; no array changes."""
+    lean = script.make_envs(env_id, 4, "sync")
+    assert isinstance(lean, script.LeanVectorEnv)
+    plain = SyncVectorEnv([partial(script.make_env, env_id, i) for i in range(4)], autoreset_mode=AutoresetMode.SAME_STEP)
+    arrays: list[list[np.ndarray]] = []
+    for envs in (lean, plain):
+        rng, returned = np.random.default_rng(1), [envs.reset(seed=1)[0]]
+        for _ in range(100):
+            *values, infos = envs.step(rng.uniform(-1, 1, envs.action_space.shape).astype(np.float32))
+            dones = values[2] | values[3]
+            returned += [*values, *([np.stack(infos["final_obs"][dones])] if dones.any() else [])]
+        arrays.append(returned)
+    assert len(arrays[0]) >= 1 + 4 * 100 + 10
+    for ours, theirs in zip(*arrays, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        assert ours.dtype == theirs.dtype
 
 
 @pytest.mark.parametrize("mode", MODES)

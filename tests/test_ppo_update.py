@@ -11,7 +11,16 @@ from torch import nn
 from torch.distributions import Independent, Normal, kl_divergence
 from toy_envs import make_vector
 
-from ppo_continuous import Agent, Args, compute_policy_loss, compute_value_loss, make_optimizer, normal_log_prob, update
+from ppo_continuous import (
+    Agent,
+    Args,
+    compute_policy_loss,
+    compute_value_loss,
+    gradient_step,
+    make_optimizer,
+    normal_log_prob,
+    update,
+)
 
 
 def test_log_probability() -> None:
@@ -113,6 +122,27 @@ def test_updates_against_a_second_implementation(flags: dict[str, float]) -> Non
                 p -= 1e-2 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-5)
     for name, p in agent.named_parameters():
         torch.testing.assert_close(p, params[name], rtol=1e-6, atol=1e-9)
+
+
+def test_gradient_steps_are_those_of_pytorchs_adam() -> None:
+    """Twenty steps against `torch.optim.Adam` on tensors of their own, to the last digit, while the learning rate falls."""
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(5))]
+    theirs = nn.Parameter(torch.cat([x.detach().flatten() for x in ours]))
+    optimizer, reference = make_optimizer(ours, lr=0.1, eps=1e-5), torch.optim.Adam([theirs], lr=0.1, eps=1e-5, fused=True)
+    for step in range(20):
+        gradient = torch.randn(17)
+        if step == 10:  # as a resumed run does
+            saved, optimizer = optimizer.state_dict(), make_optimizer(ours, lr=0.1, eps=1e-5)
+            optimizer.load_state_dict(saved)
+        optimizer.param_groups[0]["lr"] = reference.param_groups[0]["lr"] = 0.1 / (step + 1)
+        gradient_step(optimizer, gradient)
+        theirs.grad = gradient
+        reference.step()
+        torch.testing.assert_close(torch.cat([x.detach().flatten() for x in ours]), theirs.detach(), rtol=0, atol=0)
+    for name in ("step", "exp_avg", "exp_avg_sq"):
+        (ours_state,), (theirs_state,) = optimizer.state.values(), reference.state.values()
+        torch.testing.assert_close(ours_state[name], theirs_state[name], rtol=0, atol=0)
 
 
 def test_initial_weights() -> None:
