@@ -45,7 +45,7 @@ def test_step_envs(script: ModuleType, mode: AutoresetMode) -> None:
 
 @pytest.mark.parametrize("env_id", ["toy_envs:Counting-v0", "Hopper-v5"])
 def test_lean_vector_environment_is_gymnasiums(script: ModuleType, env_id: str) -> None:
-    """All that it returns over several episodes, which end together or apart, by termination or truncation; no array changes."""
+    """All that it returns over several episodes, which end together or apart, by termination or truncation."""
     lean = script.make_envs(env_id, 4, "sync")
     assert isinstance(lean, script.LeanVectorEnv)
     plain = SyncVectorEnv([partial(script.make_env, env_id, i) for i in range(4)], autoreset_mode=AutoresetMode.SAME_STEP)
