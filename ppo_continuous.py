@@ -106,7 +106,7 @@ class Args:
     # --- environment ---
     env_id: str = "HalfCheetah-v5"
     """id of a Gymnasium task with a Box action space; module:id imports the module first"""
-    num_envs: int = 1
+    num_envs: int = 16
     """environments that are stepped together"""
     vectorization: Literal["sync", "async", "native"] = "sync"
     """how they are stepped: one after another, a process each, or by the task's own vector environment"""
@@ -116,13 +116,13 @@ class Args:
     """environment steps of the whole run, over all environments"""
     learning_rate: float = 3e-4
     """Adam's learning rate"""
-    num_steps: int = 2048
+    num_steps: int = 128
     """steps of a rollout in each environment"""
     anneal_lr: bool = True
     """let the learning rate fall linearly to zero over the run"""
     gamma: float = 0.99
     """discount factor"""
-    gae_lambda: float = 0.95
+    gae_lambda: float = 0.9
     """lambda of generalised advantage estimation: 0 is one-step TD, 1 is Monte Carlo"""
     num_minibatches: int = 32
     """minibatches that a rollout is split into"""
@@ -136,7 +136,7 @@ class Args:
     """divide rewards by the running standard deviation of the discounted return, and clip them to [-10, 10]"""
     clip_coef: float = 0.2
     """how far the probability ratio may leave 1 before its gradient is cut (epsilon of eq. 7)"""
-    clip_vloss: bool = True
+    clip_vloss: bool = False
     """clip the value loss in the same way"""
     ent_coef: float = 0.0
     """weight of the entropy bonus"""
@@ -144,9 +144,9 @@ class Args:
     """weight of the value loss"""
     max_grad_norm: float = 0.5
     """largest norm of the gradient of actor and critic together"""
-    target_kl: float | None = None
-    """skip an iteration's remaining epochs once an epoch's mean KL divergence exceeds this"""
-    log_std_init: float = 0.0
+    target_kl: float | None = 0.03
+    """skip an iteration's remaining epochs once an epoch's mean KL divergence exceeds this; None never does"""
+    log_std_init: float = -0.75
     """initial log standard deviation of the policy, in units where the action range is [-1, 1]"""
 
     @property

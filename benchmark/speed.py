@@ -83,7 +83,7 @@ class Case:
 
 
 def make_case(script: str, args: Args) -> Case:
-    """A case of default settings, but that SAC learns soon, and self-play soon has a pool of eight."""
+    """A case of default settings, but that PPO's rollouts are long, SAC learns soon, and self-play soon has a pool of eight."""
     flags = ["--no-track", "--eval-freq", "0", "--checkpoint-freq", "0", "--cuda" if args.cuda else "--no-cuda"]
     if script.endswith("_continuous.py"):
         flags += ["--env-id", args.env_id, "--num-envs", str(args.num_envs)]
@@ -91,6 +91,7 @@ def make_case(script: str, args: Args) -> Case:
     if script == "ppo_continuous.py":
         unit = 2048 * args.num_envs
         warmup, steps = unit, 8 * unit
+        flags += ["--num-steps", "2048"]
     elif script == "sac_continuous.py":
         warmup, steps = 1_000, 1_500
         flags += ["--learning-starts", "500"]

@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode
 from toy_envs import make_vector
 
 torch.manual_seed(0)
-args = script.Args(batch_size=64, **flags) if is_sac else script.Args(num_steps=128, num_minibatches=2, **flags)
+args = script.Args(batch_size=64, **flags) if is_sac else script.Args(num_envs=1, num_steps=128, num_minibatches=2, **flags)
 agent = script.Agent(make_vector(AutoresetMode.SAME_STEP, 1), args)
 agent.obs_rms.update(torch.randn(100, 2) * 3 + 5)
 obs, actions, rows = torch.randn(2, 64, 2) * 3 + 5, torch.randn(64, 1).tanh(), torch.randn(4, 64)
