@@ -15,8 +15,8 @@ What differs from the reference (CleanRL's `sac_continuous_action.py`), and why:
 - The actor's pass that yields its loss also yields the entropy coefficient's; the reference samples the policy again.
 - The actor's backward pass computes no gradient for the critics' weights, which it does not need.
 - A transition is one row of the replay buffer, so that a minibatch is one gather.
-- The policy acts in NumPy, the update is compiled, and all parameters are views of one vector that the optimiser steps: for
-  small networks PyTorch takes longer to say what is to be done than to do it. `--no-compile` computes the same uncompiled.
+- The update is compiled, and all parameters are views of one vector that the optimiser steps: for small networks PyTorch takes
+  longer to say what is to be done than to do it. `--no-compile` computes the same uncompiled.
 - The policy acts in [-1, 1] and is rescaled to the bounds of the task, so that the target entropy means the same in every unit.
 - Learning rate 1e-3 for all three optimisers, the actor updated with every critic update: what the published evidence favours.
 - At a checkpoint all environments are reset and all random streams begin anew, by seeds of that step: a run that was killed and
@@ -41,7 +41,7 @@ import time
 import traceback
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -388,24 +388,6 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def in_numpy(network: nn.Sequential) -> Callable[[np.ndarray], np.ndarray]:
-    """The network with its weights as they are now, for acting: of a few rows, PyTorch's overhead would be most of the time."""
-    functions: dict[type, Callable[[np.ndarray], np.ndarray]] = {nn.Tanh: np.tanh, nn.ReLU: partial(np.maximum, 0.0)}
-    layers: list[Any] = []
-    for layer in network:
-        if isinstance(layer, nn.Linear):
-            layers.append([x.detach().cpu().numpy().T for x in (layer.weight, layer.bias)])
-        else:
-            layers.append(functions[type(layer)])
-
-    def forward(x: np.ndarray) -> np.ndarray:
-        for layer in layers:
-            x = layer(x) if callable(layer) else x @ layer[0] + layer[1]
-        return x
-
-    return forward
-
-
 class Actor(nn.Module):
     """Normal policy, squashed by tanh; its mean and log standard deviation both depend on the observation."""
 
@@ -469,24 +451,12 @@ class Agent(nn.Module):
         """Raw observations (..., obs_dim) to what the networks take."""
         return self.obs_rms.normalize(obs) if self.norm_obs else obs
 
-    def policy(self) -> Callable[..., np.ndarray]:
-        """The policy as it is now, in NumPy.
-
-        A function of raw observations (num_envs, obs_dim) and standard normal noise (num_envs, action_dim), or 0 for the
-        deterministic actions, to actions (num_envs, action_dim) in [-1, 1].
-        """
-        obs_mean, obs_std = (x.detach().cpu().numpy() for x in (self.obs_rms.mean, self.obs_rms.std))
-        network = in_numpy(self.actor.net)
-
-        def act(obs: np.ndarray, noise: np.ndarray | float = 0.0) -> np.ndarray:
-            obs = obs.astype(np.float32)
-            if self.norm_obs:
-                obs = ((obs - obs_mean) / obs_std).clip(-10.0, 10.0).astype(np.float32)
-            policy = network(obs)
-            mean, log_std = policy[:, : policy.shape[1] // 2], policy[:, policy.shape[1] // 2 :]
-            return np.tanh(mean + np.exp(log_std.clip(-20.0, 2.0)) * noise)
-
-        return act
+    @torch.no_grad()
+    def act(self, obs: np.ndarray, noise: Tensor | float = 0.0) -> np.ndarray:
+        """Raw observations (num_envs, obs_dim) to actions (num_envs, action_dim) in [-1, 1]; deterministic without noise."""
+        device = self.obs_rms.mean.device
+        mean, log_std = self.actor(self.normalize(torch.as_tensor(obs, dtype=torch.float32, device=device)))
+        return (mean + log_std.exp() * noise).tanh().cpu().numpy()
 
 
 # === Replay buffer ====================================================================================================
@@ -734,10 +704,10 @@ def evaluate(agent: Agent, args: Args, episodes: int, folder: Path, name: str) -
     """
     vectorization = "native" if args.vectorization == "native" else "sync"
     envs = make_envs(args.env_id, episodes, vectorization, folder / "videos" if args.capture_video else None, name)
-    obs, act = reset_envs(envs, seed=args.seed + 1_000_000), agent.policy()
+    obs = reset_envs(envs, seed=args.seed + 1_000_000)
     returns, lengths, running = np.zeros(episodes), np.zeros(episodes), np.ones(episodes, dtype=bool)
     while running.any():
-        obs, _, rewards, terminations, truncations = step_envs(envs, act(obs))
+        obs, _, rewards, terminations, truncations = step_envs(envs, agent.act(obs))
         returns += rewards * running
         lengths += running
         running &= ~(terminations | truncations)
@@ -1090,7 +1060,7 @@ def main(args: Args) -> None:
             if global_step < args.learning_starts:
                 actions = 2.0 * torch.rand((args.num_envs, action_dim)).numpy() - 1.0
             else:
-                actions = agent.policy()(obs, torch.randn((args.num_envs, action_dim)).numpy())
+                actions = agent.act(obs, torch.randn((args.num_envs, action_dim), device=device))
             global_step += args.num_envs
             next_obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
             both = np.concatenate([obs, final_obs], axis=-1)

@@ -83,7 +83,7 @@ class Case:
 
 
 def make_case(script: str, args: Args) -> Case:
-    """A case of default settings, but that PPO's rollouts are long, SAC learns soon, and self-play soon has a pool of eight."""
+    """A case of default settings, but: PPO's rollouts are long and its epochs all done, SAC learns soon, a pool has eight."""
     flags = ["--no-track", "--eval-freq", "0", "--checkpoint-freq", "0", "--cuda" if args.cuda else "--no-cuda"]
     if script.endswith("_continuous.py"):
         flags += ["--env-id", args.env_id, "--num-envs", str(args.num_envs)]
@@ -91,7 +91,7 @@ def make_case(script: str, args: Args) -> Case:
     if script == "ppo_continuous.py":
         unit = 2048 * args.num_envs
         warmup, steps = unit, 8 * unit
-        flags += ["--num-steps", "2048"]
+        flags += ["--num-steps", "2048", "--target-kl", "None"]
     elif script == "sac_continuous.py":
         warmup, steps = 1_000, 1_500
         flags += ["--learning-starts", "500"]
@@ -169,12 +169,11 @@ def measure_script(name: str, case: Case, began: float) -> dict[str, float]:
         script.ReplayBuffer.add = clocks.timed("replay", script.ReplayBuffer.add)
         script.ReplayBuffer.sample = clocks.timed("replay", script.ReplayBuffer.sample)
     if name.endswith("_continuous.py"):
-        policy = script.Agent.policy
-
-        def timed_policy(agent: Any) -> Any:
-            return clocks.timed("acting", clocks.timed("acting", policy)(agent))
-
-        script.Agent.policy = timed_policy
+        if hasattr(script.Agent, "act"):
+            script.Agent.act = clocks.timed("acting", script.Agent.act)
+        else:  # PPO makes a function of each new policy
+            policy = clocks.timed("acting", script.Agent.policy)
+            script.Agent.policy = lambda agent: clocks.timed("acting", policy(agent))
         step_envs = clocks.timed("environment", script.step_envs)
 
         def step(envs: Any, actions: Any) -> Any:

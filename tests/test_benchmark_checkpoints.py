@@ -13,7 +13,8 @@ def test_counts_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     """Every checkpoint is counted, the first and the last one, too, and the size is that of the two files that stay."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ppo_continuous, "save_checkpoint", ppo_continuous.save_checkpoint)  # is put back afterwards
-    flags = "--env-id Pendulum-v1 --num-steps 32 --num-minibatches 2 --total-timesteps 320 --checkpoint-freq 64 --no-cuda"
+    flags = "--env-id Pendulum-v1 --num-envs 1 --num-steps 32 --num-minibatches 2 --total-timesteps 320"
+    flags += " --checkpoint-freq 64 --no-cuda"
     main("ppo_continuous", *flags.split())
     (line,) = re.findall(r"^\d+ checkpoints, .*$", capsys.readouterr().out, re.MULTILINE)
     (folder,) = (tmp_path / "runs").iterdir()

@@ -102,7 +102,7 @@ def test_a_run_without_a_compiler_says_so(name: str, tmp_path: Path) -> None:
     flags = "--no-cuda --eval-freq 0 --total-timesteps 512"
     if name.endswith("continuous"):
         flags += " --env-id Pendulum-v1 --eval-episodes 1"
-        flags += " --num-steps 128" if name.startswith("ppo") else " --learning-starts 400 --batch-size 64"
+        flags += " --num-envs 1 --num-steps 128" if name.startswith("ppo") else " --learning-starts 400 --batch-size 64"
     else:
         flags += " --num-games 8 --eval-games 2 --cross-play-games 0"
         flags += " --num-steps 16" if name.startswith("ppo") else " --learning-starts 64 --updates-per-step 0.1"
@@ -123,7 +123,7 @@ def test_a_run_without_a_compiler_says_so(name: str, tmp_path: Path) -> None:
 def test_a_resumed_compiled_run_equals_one_that_went_on(name: str, tmp_path: Path) -> None:
     """Bit for bit, though the two parts are compiled by two processes."""
     flags = "--no-cuda --env-id Pendulum-v1 --eval-freq 0 --eval-episodes 1 --checkpoint-freq 512 --total-timesteps"
-    own = "--num-steps 128 --no-anneal-lr" if name.startswith("ppo") else "--learning-starts 400 --batch-size 64"
+    own = "--num-envs 1 --num-steps 128 --no-anneal-lr" if name.startswith("ppo") else "--learning-starts 400 --batch-size 64"
     words = [str(ROOT / f"{name}.py"), *own.split(), *flags.split()]
     run([*words, "1024"], tmp_path)
     (whole,) = tmp_path.glob("runs/*")

@@ -77,7 +77,7 @@ def test_value_loss_by_cases() -> None:
         assert compute_value_loss(new, old, returns, None)[0].item() == pytest.approx(0.5 * plain_error)
 
 
-@pytest.mark.parametrize("flags", [{}, {"norm_adv": False, "clip_vloss": True, "ent_coef": 0.1}, {"max_grad_norm": 0.01}])
+@pytest.mark.parametrize("flags", [{}, {"norm_adv": True, "clip_vloss": True, "ent_coef": 0.1}, {"max_grad_norm": 0.01}])
 def test_updates_against_a_second_implementation(flags: dict[str, float]) -> None:
     """Five steps in float64, every weight compared: networks, joint loss, gradient clipping and Adam, written another way."""
     torch.manual_seed(0)

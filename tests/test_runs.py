@@ -97,7 +97,8 @@ def test_evaluation_against_a_plain_loop(script: ModuleType, train: Train) -> No
         obs, _ = env.reset(seed=args.seed + 1_000_000 + episode)
         total, done = 0.0, False
         while not done:
-            action = np.clip(agent.policy()(obs[None])[0], -1, 1) * 2.0  # Pendulum's bounds
+            act = agent.policy() if script is ppo_continuous else agent.act
+            action = np.clip(act(obs[None])[0], -1, 1) * 2.0  # Pendulum's bounds
             obs, reward, termination, truncation, _ = env.step(action)
             total, done = total + float(reward), termination or truncation
         returns.append(total)
@@ -227,7 +228,7 @@ def test_runs_in_the_same_second_and_odd_names(script: ModuleType, train: Train,
 FLAGS: dict[str, list[dict[str, Any]]] = {
     "ppo_continuous": [
         {"exp_name": "mine", "torch_deterministic": False, "save_model": False},
-        {"anneal_lr": False, "norm_adv": False, "clip_vloss": True, "norm_obs": False, "norm_reward": False},
+        {"anneal_lr": False, "norm_adv": True, "clip_vloss": True, "norm_obs": False, "norm_reward": False},
         {"gamma": 0.9, "gae_lambda": 0.5, "clip_coef": 0.1, "ent_coef": 0.01, "vf_coef": 1.0, "max_grad_norm": 0.1},
         {"target_kl": 0.0, "learning_rate": 1e-3, "log_std_init": -1.0},
     ],

@@ -221,7 +221,7 @@ def test_the_normalisation_is_shared() -> None:
 
 
 @pytest.mark.parametrize("norm_obs", [True, False])
-def test_the_policy_in_numpy_is_the_networks(norm_obs: bool) -> None:
+def test_what_acts_is_what_the_losses_draw_from(norm_obs: bool) -> None:
     """What acts has the distribution that the losses draw from, at both ends of its log standard deviation, too."""
     torch.manual_seed(0)
     agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args(norm_obs=norm_obs))
@@ -233,10 +233,9 @@ def test_the_policy_in_numpy_is_the_networks(norm_obs: bool) -> None:
     for bias in (0.0, 30.0, -60.0):
         last.bias.data[1] += bias
         mean, log_std = agent.actor(agent.normalize(obs))
-        act = agent.policy()
         expected = (mean + log_std.exp() * noise).tanh()
-        torch.testing.assert_close(torch.as_tensor(act(obs.double().numpy())), mean.tanh().detach(), rtol=1e-4, atol=1e-5)
-        actions = torch.as_tensor(act(obs.double().numpy(), noise.numpy()))
+        torch.testing.assert_close(torch.as_tensor(agent.act(obs.double().numpy())), mean.tanh().detach(), rtol=1e-4, atol=1e-5)
+        actions = torch.as_tensor(agent.act(obs.double().numpy(), noise))
         torch.testing.assert_close(actions, expected.detach(), rtol=1e-3, atol=1e-4)
         optimizer.param_groups[0]["params"][0].grad = torch.randn_like(optimizer.param_groups[0]["params"][0])
         optimizer.step()
