@@ -229,7 +229,7 @@ FLAGS: dict[str, list[dict[str, Any]]] = {
     "ppo_continuous": [
         {"exp_name": "mine", "torch_deterministic": False, "save_model": False},
         {"anneal_lr": False, "norm_adv": True, "clip_vloss": True, "norm_obs": False, "norm_reward": False},
-        {"gamma": 0.9, "gae_lambda": 0.5, "clip_coef": 0.1, "ent_coef": 0.01, "vf_coef": 1.0, "max_grad_norm": 0.1},
+        {"gamma": 0.9, "gae_lambda": 0.5, "clip_coef": 0.001, "ent_coef": 0.01, "vf_coef": 1.0, "max_grad_norm": 0.1},
         {"target_kl": 0.0, "learning_rate": 1e-3, "log_std_init": -1.0},
     ],
     "sac_continuous": [
