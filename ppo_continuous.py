@@ -290,7 +290,7 @@ def make_env(env_id: str, index: int, video_folder: Path | None = None, video_na
 
 
 class LeanVectorEnv(SyncVectorEnv):
-    """Gymnasium's own, but that it keeps no infos and copies nothing twice, which takes a fifth of a step of MuJoCo's."""
+    """Gymnasium's own without infos and second copies, which take ten microseconds a step; one of HalfCheetah takes 38."""
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Steps one environment after another; where an episode ends, the next one begins (AutoresetMode.SAME_STEP)."""

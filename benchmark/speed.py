@@ -233,6 +233,7 @@ def measure_library(library: str, name: str, case: Case, args: Args) -> dict[str
         common |= {"batch_size": ours.minibatch_size, "n_steps": ours.num_steps, "n_epochs": ours.update_epochs}
         common |= {"learning_rate": ours.learning_rate, "gae_lambda": ours.gae_lambda, "clip_range": ours.clip_coef}
         common |= {"ent_coef": ours.ent_coef, "vf_coef": ours.vf_coef, "max_grad_norm": ours.max_grad_norm}
+        common["normalize_advantage"] = ours.norm_adv
         if library == "sb3":
             common["clip_range_vf"] = ours.clip_coef if ours.clip_vloss else None
         model = module.PPO(env=envs, **common)

@@ -78,7 +78,7 @@ def run(words: list[str], folder: Path, **variables: str) -> subprocess.Complete
     ("name", "flags"),
     [
         ("ppo_continuous", {}),
-        ("ppo_continuous", {"norm_adv": False, "clip_vloss": False, "ent_coef": 0.1}),
+        ("ppo_continuous", {"norm_adv": True, "clip_vloss": True, "ent_coef": 0.1}),
         ("sac_continuous", {"norm_obs": True}),
         ("sac_continuous", {"value_network": True, "autotune": False}),
         ("ppo_selfplay", {}),
