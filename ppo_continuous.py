@@ -123,12 +123,16 @@ class Args:
     """environments that are stepped together"""
     vectorization: Literal["sync", "async", "native"] = "sync"
     """how they are stepped: one after another, a process each, or by the task's own vector environment"""
+    stagger: bool = True
+    """cut the first episode of each environment at another step, so that time limits do not end all episodes together"""
 
     # --- algorithm ---
     total_timesteps: int = 1_000_000
     """environment steps of the whole run, over all environments"""
     learning_rate: float = 3e-4
     """Adam's learning rate"""
+    adam_beta2: float = 0.9
+    """decay of Adam's second moment; with that of the first, 0.9, no sudden gradient moves a parameter by more than the rate"""
     num_steps: int = 128
     """steps of a rollout in each environment"""
     anneal_lr: bool = True
@@ -188,6 +192,7 @@ def check_args(args: Args) -> None:
     """Refuses what no run can use, in one sentence that names the flag and what it takes."""
     limits: list[tuple[float, float, str]] = [
         (0, 1, "gamma gae_lambda"),
+        (0, 0.9999, "adam_beta2"),
         (1, 1e12, "eval_episodes num_envs total_timesteps num_steps num_minibatches update_epochs"),
         (0, 1e12, "eval_freq checkpoint_freq learning_rate clip_coef ent_coef vf_coef max_grad_norm target_kl"),
         (0, 2**31, "seed"),
@@ -257,14 +262,15 @@ class TaskError(Exception):
 
 
 class NumberedEnv(gym.Wrapper):
-    """Says which of several environments it was that raised."""
+    """Says which of several environments it was that raised; `steps_to_cut` steps after that was set, truncates the episode."""
 
     def __init__(self, env: gym.Env, index: int) -> None:
         super().__init__(env)
-        self.index = index
+        self.index, self.steps_to_cut = index, 0
 
     def reset(self, **kwargs: Any) -> Any:
-        """Begins an episode."""
+        """Begins an episode, which is not cut."""
+        self.steps_to_cut = 0
         try:
             return self.env.reset(**kwargs)
         except Exception as error:
@@ -273,9 +279,11 @@ class NumberedEnv(gym.Wrapper):
     def step(self, action: Any) -> Any:
         """Plays a step."""
         try:
-            return *self.env.step(action)[:4], {}  # infos, which nothing reads, take time to collect
+            obs, reward, terminated, truncated, _ = self.env.step(action)
         except Exception as error:
             raise RuntimeError(f"environment {self.index} in step: {type(error).__name__}: {error}") from error
+        self.steps_to_cut -= 1
+        return obs, reward, terminated, truncated or self.steps_to_cut == 0, {}  # infos, which nothing reads, take time
 
 
 def make_env(env_id: str, index: int, video_folder: Path | None = None, video_name: str = "") -> gym.Env:
@@ -523,13 +531,13 @@ def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
     return loss, {"losses/value_loss": loss}
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], lr: float, eps: float = 1e-8) -> torch.optim.Adam:
+def make_optimizer(parameters: Iterable[nn.Parameter], lr: float, beta2: float = 0.999, eps: float = 1e-8) -> torch.optim.Adam:
     """Adam on one vector, of which the parameters become views: a step is one operation, however many layers there are."""
     parameters = list(parameters)
     vector = torch.cat([x.detach().flatten() for x in parameters])
     for parameter, chunk in zip(parameters, vector.split([x.numel() for x in parameters]), strict=True):
         parameter.data = chunk.view_as(parameter)
-    optimizer = torch.optim.Adam([vector], lr=lr, eps=eps, fused=True)
+    optimizer = torch.optim.Adam([vector], lr=lr, betas=(0.9, beta2), eps=eps, fused=True)
     optimizer.state[vector] = {"step": torch.zeros((), device=vector.device)}
     optimizer.state[vector] |= {name: torch.zeros_like(vector) for name in ("exp_avg", "exp_avg_sq")}
     return optimizer
@@ -905,10 +913,11 @@ def main(args: Args) -> None:
     if 0 < args.checkpoint_freq < longest:
         flag = f"--checkpoint-freq {args.checkpoint_freq:,}"
         print(f"warning: {flag} cuts episodes off that would take up to {longest:,} steps of all environments", file=sys.stderr)
+    staggers = args.stagger and args.num_envs > 1 and longest > 0 and args.vectorization != "native"
 
     # --- agent and optimiser ---
     agent = Agent(envs, args).to(device)
-    optimizer = make_optimizer(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    optimizer = make_optimizer(agent.parameters(), lr=args.learning_rate, beta2=args.adam_beta2, eps=1e-5)
 
     # --- resume ---
     parts = {"agent": agent, "optimizer": optimizer}
@@ -950,6 +959,10 @@ def main(args: Args) -> None:
         for iteration in range(global_step // args.batch_size + 1, args.num_iterations + 1):
             if begins_anew:  # at the start and after each checkpoint
                 obs = reset_envs(envs, seed=seed_streams(args.seed, global_step))
+                if staggers:
+                    assert isinstance(envs, SyncVectorEnv | AsyncVectorEnv)
+                    envs.set_attr("steps_to_cut", [longest * i // args.num_envs**2 for i in range(args.num_envs)])
+                is_whole = np.full(args.num_envs, not staggers)
                 resetting = np.zeros(args.num_envs, dtype=bool)
                 discounted_return, episode_return, episode_length = np.zeros((3, args.num_envs))
                 begins_anew = False
@@ -972,8 +985,9 @@ def main(args: Args) -> None:
                 episode_return += rewards[step]
                 episode_length += valid[step]
                 if dones[step].any():
-                    finished_returns.extend(episode_return[dones[step]])
-                    finished_lengths.extend(episode_length[dones[step]])
+                    finished_returns.extend(episode_return[dones[step] & is_whole])
+                    finished_lengths.extend(episode_length[dones[step] & is_whole])
+                    is_whole |= dones[step]
                     discounted_return[dones[step]] = episode_return[dones[step]] = episode_length[dones[step]] = 0.0
             both = np.concatenate([observations, final_observations], axis=-1)
             check_finite({"observation": both, "reward": rewards}, global_step - args.batch_size, args.num_envs)

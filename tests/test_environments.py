@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import Train
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toy_envs import LENGTH, Nested, make_vector
 
 import ppo_continuous
@@ -139,6 +140,36 @@ def test_ppo_learns_from_every_transition_and_nothing_else(
             assert rollout[name][:, env][valid].tolist() == column, name
     learned = sorted(code(torch.cat(minibatch_obs)).flatten().tolist())
     assert learned == sorted(2 * [100 * t[0] + t[1] for t in expected])
+
+
+@pytest.mark.parametrize(
+    ("flags", "first_ends"),
+    [({}, [20, 5, 10, 15]), ({"vectorization": "async"}, [20, 5, 10, 15]), ({"stagger": False}, [20] * 4)],
+)
+def test_ppo_staggers_first_episodes(
+    train: Train, monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], first_ends: list[int]
+) -> None:
+    """Of four environments that a time limit of 20 would end together; what is cut is bootstrapped, and no episode's return."""
+    compute_gae = ppo_continuous.compute_gae
+    rollouts: list[tuple[torch.Tensor, ...]] = []
+
+    def spy_gae(rewards: torch.Tensor, values: torch.Tensor, *args: Any) -> torch.Tensor:
+        rollouts.append(args[:3])  # next values, terminations, dones
+        return compute_gae(rewards, values, *args)
+
+    monkeypatch.setattr(ppo_continuous, "compute_gae", spy_gae)
+    counts = {"num_envs": 4, "num_steps": 32, "total_timesteps": 512, "checkpoint_freq": 256}
+    folder = train(ppo_continuous, env_id="toy_envs:Endless-v0", **counts, **flags)
+    next_values, terminations, dones = (torch.cat(parts) for parts in zip(*rollouts, strict=True))
+    assert not terminations.any()
+    assert next_values.all()
+    for start in (0, 64):  # the checkpoint resets all environments together, and staggers them anew
+        for env, first in enumerate(first_ends):
+            ends = (torch.nonzero(dones[start : start + 64, env]).flatten() + 1).tolist()
+            assert ends == list(range(first, 65, 20))
+    events = EventAccumulator(str(folder)).Reload()
+    for name in ("charts/episodic_return", "charts/episodic_length"):
+        assert {point.value for point in events.Scalars(name)} == {20.0}
 
 
 def test_dict_observations_and_other_bounds(script: ModuleType, train: Train) -> None:

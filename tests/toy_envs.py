@@ -34,6 +34,15 @@ class Counting(gym.Env):
         return np.array([self.episode, self.step_count], float), reward, ends and terminates, ends and not terminates, {}
 
 
+class Endless(Counting):
+    """Goes on until its time limit."""
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Counts."""
+        self.step_count += 1
+        return np.array([self.episode, self.step_count], float), 1.0, False, False, {}
+
+
 class Nested(gym.Env):
     """Dict observations, and actions of two dimensions whose bounds are not those of the policy."""
 
@@ -66,6 +75,7 @@ def make_vector(mode: AutoresetMode, num_envs: int) -> VectorEnv:
 
 
 gym.register("Counting-v0", entry_point="toy_envs:Counting")
+gym.register("Endless-v0", entry_point="toy_envs:Endless", max_episode_steps=20)
 gym.register("Nested-v0", entry_point="toy_envs:Nested", max_episode_steps=20)
 gym.register("Unbounded-v0", entry_point="toy_envs:Unbounded")
 for autoreset_mode in AutoresetMode:
