@@ -6,8 +6,8 @@ export PYTHONPATH=$repository OMP_NUM_THREADS=1
 sweep() { python -m benchmark.sweep "$@"; }
 report() { python -m benchmark.report "${@:2}" --output "$repository/benchmark/results/$1"; }
 reference="--num-envs 1 --num-steps 2048 --adam-beta2 0.999 --gae-lambda 0.95 --norm-adv --clip-vloss --ent-coef 0 --target-kl None --log-std-init 0"
-ppo() { # EXPERIMENT FOLDER TASKS FLAGS; the recipe was chosen on seeds 11 to 22
-    sweep --script "$repository/ppo_continuous.py" --exp-name "$1" --folder "$2" --env-ids $3 --first-seed 31 --num-seeds 5 --workers 2 \
+ppo() { # EXPERIMENT FOLDER TASKS FLAGS; the recipe was chosen on seeds 11 to 31
+    sweep --script "$repository/ppo_continuous.py" --exp-name "$1" --folder "$2" --env-ids $3 --first-seed 41 --num-seeds 5 --workers 2 \
         -- --eval-freq 100000 --no-cuda "${@:4}"
 }
 case $1 in
