@@ -146,8 +146,10 @@ class Args:
     """game steps of the whole run, over all games"""
     learning_rate: float = 1e-3
     """Adam's learning rate"""
+    adam_beta1: float = 0.9
+    """decay of Adam's mean of gradients"""
     adam_beta2: float = 0.999
-    """decay of Adam's second moment; with that of the first, 0.9, no sudden gradient moves a parameter by more than the rate"""
+    """decay of its mean of squared gradients; if it is the same, no sudden gradient moves a parameter by more than the rate"""
     num_steps: int = 64
     """steps of a rollout in each game"""
     anneal_lr: bool = True
@@ -207,7 +209,7 @@ def check_args(args: Args) -> None:
     """Refuses what no run can use, in one sentence that names the flag and what it takes."""
     limits: list[tuple[float, float, str]] = [
         (0, 1, "gamma gae_lambda play_against_latest_model_ratio"),
-        (0, 0.9999, "adam_beta2"),
+        (0, 0.9999, "adam_beta1 adam_beta2"),
         (1, 1e12, "eval_games num_games total_timesteps num_steps num_minibatches update_epochs save_steps team_change"),
         (0, 1e12, "eval_freq checkpoint_freq cross_play_games swap_steps learning_rate clip_coef ent_coef vf_coef"),
         (0, 1e12, "max_grad_norm target_kl"),
@@ -516,13 +518,15 @@ def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
     return loss, {"losses/value_loss": loss}
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], lr: float, beta2: float = 0.999, eps: float = 1e-8) -> torch.optim.Adam:
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+) -> torch.optim.Adam:
     """Adam on one vector, of which the parameters become views: a step is one operation, however many layers there are."""
     parameters = list(parameters)
     vector = torch.cat([x.detach().flatten() for x in parameters])
     for parameter, chunk in zip(parameters, vector.split([x.numel() for x in parameters]), strict=True):
         parameter.data = chunk.view_as(parameter)
-    optimizer = torch.optim.Adam([vector], lr=lr, betas=(0.9, beta2), eps=eps, fused=True)
+    optimizer = torch.optim.Adam([vector], lr=lr, betas=betas, eps=eps, fused=True)
     optimizer.state[vector] = {"step": torch.zeros((), device=vector.device)}
     optimizer.state[vector] |= {name: torch.zeros_like(vector) for name in ("exp_avg", "exp_avg_sq")}
     return optimizer
@@ -933,7 +937,7 @@ def main(args: Args) -> None:
     # --- agents, optimisers, pools and ratings ---
     agents = {team.behavior: Agent(team, args).to(device) for team in env.teams}
     optimizers = {
-        behavior: make_optimizer(agent.parameters(), lr=args.learning_rate, beta2=args.adam_beta2, eps=1e-5)
+        behavior: make_optimizer(agent.parameters(), args.learning_rate, (args.adam_beta1, args.adam_beta2), eps=1e-5)
         for behavior, agent in agents.items()
     }
     rng = np.random.default_rng(args.seed)

@@ -658,13 +658,15 @@ def compute_alpha_loss(agent: Agent, entropies: Tensor, targets: Tensor) -> tupl
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], lr: float, beta2: float = 0.999, eps: float = 1e-8) -> torch.optim.Adam:
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+) -> torch.optim.Adam:
     """Adam on one vector, of which the parameters become views: a step is one operation, however many layers there are."""
     parameters = list(parameters)
     vector = torch.cat([x.detach().flatten() for x in parameters])
     for parameter, chunk in zip(parameters, vector.split([x.numel() for x in parameters]), strict=True):
         parameter.data = chunk.view_as(parameter)
-    optimizer = torch.optim.Adam([vector], lr=lr, betas=(0.9, beta2), eps=eps, fused=True)
+    optimizer = torch.optim.Adam([vector], lr=lr, betas=betas, eps=eps, fused=True)
     optimizer.state[vector] = {"step": torch.zeros((), device=vector.device)}
     optimizer.state[vector] |= {name: torch.zeros_like(vector) for name in ("exp_avg", "exp_avg_sq")}
     return optimizer

@@ -78,14 +78,20 @@ def test_value_loss_by_cases() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [{}, {"norm_adv": True, "clip_vloss": True, "ent_coef": 0.1, "adam_beta2": 0.999}, {"max_grad_norm": 0.01}]
+    "flags",
+    [
+        {},
+        {"norm_adv": True, "clip_vloss": True, "ent_coef": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.999},
+        {"max_grad_norm": 0.01},
+        {"log_std_min": -0.28},
+    ],
 )
 def test_updates_against_a_second_implementation(flags: dict[str, float]) -> None:
     """Five steps in float64, every weight compared: networks, joint loss, gradient clipping and Adam, written another way."""
     torch.manual_seed(0)
     args = Args(log_std_init=-0.3, **flags)  # type: ignore[arg-type]
     agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), args).double()
-    optimizer = make_optimizer(agent.parameters(), lr=1e-2, beta2=args.adam_beta2, eps=1e-5)
+    optimizer = make_optimizer(agent.parameters(), 1e-2, (args.adam_beta1, args.adam_beta2), eps=1e-5)
 
     params = {name: p.detach().clone().requires_grad_() for name, p in agent.named_parameters()}
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in params.items()}
@@ -117,11 +123,13 @@ def test_updates_against_a_second_implementation(flags: dict[str, float]) -> Non
         norm = math.sqrt(sum(g.square().sum().item() for g in grads.values()))
         for name, p in params.items():
             g = grads[name] * min(1.0, args.max_grad_norm / (norm + 1e-6))
-            m, v = moments[name]
-            m.mul_(0.9).add_(0.1 * g)
-            v.mul_(args.adam_beta2).add_((1 - args.adam_beta2) * g**2)
+            (m, v), beta1, beta2 = moments[name], args.adam_beta1, args.adam_beta2
+            m.mul_(beta1).add_((1 - beta1) * g)
+            v.mul_(beta2).add_((1 - beta2) * g**2)
             with torch.no_grad():
-                p -= 1e-2 * (m / (1 - 0.9**t)) / ((v / (1 - args.adam_beta2**t)).sqrt() + 1e-5)
+                p -= 1e-2 * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + 1e-5)
+                if name == "actor.log_std":
+                    p[p < args.log_std_min] = args.log_std_min
     for name, p in agent.named_parameters():
         torch.testing.assert_close(p, params[name], rtol=1e-6, atol=1e-9)
 
@@ -147,12 +155,12 @@ def test_gradient_steps_are_those_of_pytorchs_adam() -> None:
         torch.testing.assert_close(ours_state[name], theirs_state[name], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("beta2", "is_bounded"), [(Args.adam_beta2, True), (0.999, False)])
-def test_no_step_is_longer_than_the_learning_rate(beta2: float, is_bounded: bool) -> None:
-    """After a hundred quiet gradients a large one comes: with the default's decay no parameter moves farther than the rate."""
+@pytest.mark.parametrize(("betas", "is_bounded"), [((Args.adam_beta1, Args.adam_beta2), True), ((0.9, 0.999), False)])
+def test_no_step_is_longer_than_the_learning_rate(betas: tuple[float, float], is_bounded: bool) -> None:
+    """After a hundred quiet gradients large ones come: with the default's decays no parameter moves farther than the rate."""
     torch.manual_seed(0)
     parameter, longest = nn.Parameter(torch.zeros(50)), 0.0
-    optimizer = make_optimizer([parameter], lr=0.1, beta2=beta2, eps=1e-5)
+    optimizer = make_optimizer([parameter], 0.1, betas, eps=1e-5)
     for step in range(130):
         before = parameter.detach().clone()
         gradient_step(optimizer, torch.randn(50) * (1e-3 if step < 100 else 1.0))
