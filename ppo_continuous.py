@@ -20,8 +20,8 @@ What the defaults change in it, and why (what was tried, with all numbers: `benc
 - Adam forgets squared gradients as soon as gradients, both with 0.99: with the usual 0.9 and 0.999 the first large one after a
   quiet time, a fall, say, moves all parameters many times too far (Dohare et al. 2023,
   https://openreview.net/forum?id=m9Jfdz4ymO).
-- Advantages are not normalised: where all goes well they are small, and noise scaled up would unlearn it. With either of these
-  two alone InvertedDoublePendulum falls in every tenth episode to the end of the run, with both in none.
+- Advantages are not normalised: where all goes well they are small, and noise scaled up would unlearn it
+  (InvertedDoublePendulum).
 - An iteration ends when the divergence of an epoch exceeds 0.03: ten epochs move the policy too far on Ant, and not on Hopper.
 - Sixteen environments for 128 steps each, which is as many transitions in half the time. Their first episodes are cut at
   different steps: else a time limit would end all at once, and most rollouts would lack beginnings (Bharthulwar et al. 2025,
