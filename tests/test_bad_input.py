@@ -54,6 +54,9 @@ PPO = [
     ("--max-grad-norm", "-1"),
     ("--target-kl", "nan"),
     ("--log-std-init", "9"),
+    ("--log-std-min", "3"),
+    ("--adam-beta1", "1.5"),
+    ("--adam-beta2", "1"),
 ]
 SAC = [
     ("--q-lr", "-1"),

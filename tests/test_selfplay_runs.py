@@ -435,6 +435,8 @@ SHARED: dict[str, Any] = {
 FLAGS: dict[str, dict[str, Any]] = {
     "ppo_selfplay": {
         "learning_rate": 1e-2,
+        "adam_beta1": 0.5,
+        "adam_beta2": 0.9,
         "num_steps": 16,
         "anneal_lr": False,
         "gae_lambda": 0.5,
