@@ -1,4 +1,4 @@
-"""PPO for continuous control: one file, any Gymnasium task with a Box action space.
+"""PPO for continuous control: one file, any Gymnasium task with continuous actions.
 
 Proximal policy optimisation (Schulman et al. 2017, https://arxiv.org/abs/1707.06347: the clipped objective is eq. 7, the joint
 objective eq. 9) with generalised advantage estimation (Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16).
@@ -10,18 +10,22 @@ The reference is CleanRL's `ppo_continuous_action.py`.
 
 Its recipe is one line of flags:
 
-    --num-envs 1 --num-steps 2048 --adam-beta1 0.9 --adam-beta2 0.999 --gae-lambda 0.95 --norm-adv --clip-vloss
-    --target-kl None --log-std-init 0 --log-std-min -20
+    --num-envs 1 --num-steps 2048 --adam-beta1 0.9 --adam-beta2 0.999 --gamma 0.99 --gae-lambda 0.95 --norm-adv --clip-vloss
+    --ent-coef 0 --target-kl None --log-std-init 0 --log-std-min -20
 
 What the defaults change in it, and why (what was tried, with all numbers: `benchmark/results/ppo_recipe.md`):
+- Gamma 0.995: a fall then costs two hundred steps' rewards and not one hundred. With 0.99 Hopper and Walker2d learn to run so
+  fast that they fall before the time limit, and are right, as far as the discounted return goes.
 - Less noise at the start, exp(-0.75) of half the action range in the place of 1: with more, HalfCheetah ends in the lower of
-  its two optima; with less, Hopper learns late. It never falls below exp(-2): where it vanishes, each step is a large one.
+  its two optima; with less, Hopper learns late. It never falls below exp(-2): as it goes to zero, any step changes the policy
+  a lot.
+- Advantages are not normalised: where all goes well they are small, and noise scaled up would unlearn it
+  (InvertedDoublePendulum). A small entropy bonus then weighs the more the smaller they are, and leads away from where nothing
+  is gained or lost any more, such as a Hopper that stands still.
 - Lambda 0.9, which learns faster on most tasks, and no clipping of the value loss, which holds the critic back.
-- Adam forgets squared gradients as soon as gradients, both with 0.99: with the usual 0.9 and 0.999 the first large one after a
+- Both of Adam's moments decay by the same factor, 0.99: with the usual 0.9 and 0.999 the first large one after a
   quiet time, a fall, say, moves all parameters many times too far (Dohare et al. 2023,
   https://openreview.net/forum?id=m9Jfdz4ymO).
-- Advantages are not normalised: where all goes well they are small, and noise scaled up would unlearn it
-  (InvertedDoublePendulum).
 - An iteration ends when the divergence of an epoch exceeds 0.03: ten epochs move the policy too far on Ant, and not on Hopper.
 - Sixteen environments for 128 steps each, which is as many transitions in half the time. Their first episodes are cut at
   different steps: else a time limit would end all at once, and most rollouts would lack beginnings (Bharthulwar et al. 2025,
@@ -84,7 +88,7 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    """PPO for continuous control: trains on any Gymnasium task with a Box action space."""
+    """PPO for continuous control: trains on any Gymnasium task with continuous actions."""
 
     # --- experiment ---
     exp_name: str = Path(__file__).stem
@@ -96,7 +100,7 @@ class Args:
     cuda: bool = True
     """use the GPU if there is one"""
     compile: bool = True
-    """compile the update: some seconds before the first step, the first time on a machine more, for faster ones after it"""
+    """compile the update: it starts some seconds later, more on the first run of a machine, and each step is faster"""
     track: bool = False
     """log to Weights & Biases too (WANDB_MODE=offline works without an account)"""
     wandb_project_name: str = "continuous-control"
@@ -124,7 +128,7 @@ class Args:
 
     # --- environment ---
     env_id: str = "HalfCheetah-v5"
-    """id of a Gymnasium task with a Box action space; module:id imports the module first"""
+    """id of a Gymnasium task whose actions are a Box with finite bounds; module:id imports the module first"""
     num_envs: int = 16
     """environments that are stepped together"""
     vectorization: Literal["sync", "async", "native"] = "sync"
@@ -140,12 +144,12 @@ class Args:
     adam_beta1: float = 0.99
     """decay of Adam's mean of gradients"""
     adam_beta2: float = 0.99
-    """decay of its mean of squared gradients; if it is the same, no sudden gradient moves a parameter by more than the rate"""
+    """decay of its mean of squared gradients; if it equals adam_beta1, no step moves a parameter by more than the rate"""
     num_steps: int = 128
     """steps of a rollout in each environment"""
     anneal_lr: bool = True
     """let the learning rate fall linearly to zero over the run"""
-    gamma: float = 0.99
+    gamma: float = 0.995
     """discount factor"""
     gae_lambda: float = 0.9
     """lambda of generalised advantage estimation: 0 is one-step TD, 1 is Monte Carlo"""
@@ -163,7 +167,7 @@ class Args:
     """how far the probability ratio may leave 1 before its gradient is cut (epsilon of eq. 7)"""
     clip_vloss: bool = False
     """clip the value loss in the same way"""
-    ent_coef: float = 0.0
+    ent_coef: float = 0.0001
     """weight of the entropy bonus"""
     vf_coef: float = 0.5
     """weight of the value loss"""
@@ -203,7 +207,8 @@ def check_args(args: Args) -> None:
     limits: list[tuple[float, float, str]] = [
         (0, 1, "gamma gae_lambda"),
         (0, 0.9999, "adam_beta1 adam_beta2"),
-        (1, 1e12, "eval_episodes num_envs total_timesteps num_steps num_minibatches update_epochs"),
+        (1, 1e12, "eval_episodes num_envs total_timesteps num_minibatches update_epochs"),
+        (2, 1e12, "num_steps"),
         (0, 1e12, "eval_freq checkpoint_freq learning_rate clip_coef ent_coef vf_coef max_grad_norm target_kl"),
         (0, 2**31, "seed"),
         (-20, 2, "log_std_init log_std_min"),
@@ -213,6 +218,8 @@ def check_args(args: Args) -> None:
             value = getattr(args, name)
             if value is not None and not low <= value <= high:  # NaN fails this, too
                 fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:g}, not {value}")
+    if args.log_std_init < args.log_std_min:
+        fail(f"--log-std-init takes a number from --log-std-min, {args.log_std_min:g}, to 2, not {args.log_std_init:g}")
     if args.batch_size % args.num_minibatches != 0 or args.minibatch_size < 2:
         rule = f"a divisor of num_envs * num_steps = {args.batch_size} that leaves two transitions or more to a minibatch"
         fail(f"--num-minibatches takes {rule}, not {args.num_minibatches}")
@@ -244,23 +251,29 @@ def check_args(args: Args) -> None:
             fail(f"--upload-model takes an --hf-entity and --exp-name that the Hub allows: {' '.join(str(error).split())}")
 
 
-MAY_CHANGE = ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity")  # in a run that is resumed
+MAY_CHANGE = {  # of a run's own arguments
+    "resume": ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity", "capture_video"),
+    "evaluate": ("seed", "eval_episodes", "capture_video"),
+}
+OFF_IN_EVALUATION = ("track", "capture_video", "upload_model")  # unless the command line says so
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """The command line's arguments; with --resume they are those of the run, and the command line may not contradict them."""
+    """The command line's arguments; with --resume or --evaluate they are those of the run, and few of them may change."""
     args = tyro.cli(Args, args=argv)
-    if args.resume is None:
+    flag, folder = ("resume", args.resume) if args.resume is not None else ("evaluate", args.evaluate)
+    if folder is None:
         return args
+    changes: dict[str, Any] = {flag: folder} | dict.fromkeys(OFF_IN_EVALUATION if flag == "evaluate" else (), False)
     try:
-        run_args = Args(**json.loads((args.resume / "args.json").read_text()) | {"resume": args.resume})
+        run_args = Args(**json.loads((folder / "args.json").read_text()) | changes)
     except (OSError, ValueError, TypeError) as error:
-        fail(f"--resume takes a run folder with the args.json of this script, and {args.resume} has none ({error})")
+        fail(f"--{flag} takes a run folder with the args.json of this script, and {folder} has none ({error})")
     args = tyro.cli(Args, args=argv, default=run_args)
     for name, value in vars(run_args).items():
-        if getattr(args, name) != value and name not in MAY_CHANGE:
-            flag = f"--{name.replace('_', '-')}"
-            fail(f"{flag} takes the run's own value with --resume: it is {value} there, and {getattr(args, name)} was given")
+        if getattr(args, name) != value and name not in MAY_CHANGE[flag]:
+            own = f"it is {value} there, and {getattr(args, name)} was given"
+            fail(f"--{name.replace('_', '-')} takes the run's own value with --{flag}: {own}")
     return args
 
 
@@ -346,6 +359,18 @@ def make_envs(
     if not isinstance(action_space, gym.spaces.Box) or action_space.dtype.kind != "f" or not action_space.is_bounded():
         fail(f"--env-id takes a task whose actions are a Box with finite bounds, and those of {env_id} are {action_space}")
     return envs
+
+
+def check_video(env_id: str) -> None:
+    """Exits with one sentence if the task cannot be drawn, which is better known now than after the first evaluation."""
+    try:
+        with gym.make(env_id, render_mode="rgb_array") as env:
+            env.reset()
+            frame = env.render()
+    except Exception as error:  # each task, and each way to draw, has errors of its own
+        fail(f"--capture-video cannot draw {env_id}: {type(error).__name__}: {' '.join(str(error).split())}")
+    if not isinstance(frame, np.ndarray):
+        fail(f"--capture-video takes a task that draws pictures, and {env_id} draws none")
 
 
 def reset_envs(envs: VectorEnv, **kwargs: Any) -> np.ndarray:
@@ -632,7 +657,7 @@ def evaluate(agent: Agent, args: Args, episodes: int, folder: Path, name: str) -
     """
     vectorization = "native" if args.vectorization == "native" else "sync"
     envs = make_envs(args.env_id, episodes, vectorization, folder / "videos" if args.capture_video else None, name)
-    obs, act = reset_envs(envs, seed=args.seed + 1_000_000), agent.policy()
+    obs, act = reset_envs(envs, seed=1_000_000 + args.seed * episodes), agent.policy()
     returns, lengths, running = np.zeros(episodes), np.zeros(episodes), np.ones(episodes, dtype=bool)
     while running.any():
         obs, _, rewards, terminations, truncations = step_envs(envs, act(obs))
@@ -779,7 +804,12 @@ def upload_model(folder: Path, args: Args, metrics: dict[str, float]) -> None:
         model_name=args.exp_name,
         eval_results=[EvalResult("reinforcement-learning", args.env_id, args.env_id, "mean_reward", result)],
     )
-    command = shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
+    flags = []
+    for name, value in asdict(args).items():
+        if value != getattr(Args, name) and name != "resume":
+            flag = name.replace("_", "-")
+            flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    command = shlex.join(["python", Path(__file__).name, *flags])
     versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, Gymnasium {gym.__version__}"
     try:
         (folder / "README.md").write_text(
@@ -896,9 +926,11 @@ def main(args: Args) -> None:
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         os.environ.setdefault("MUJOCO_GL", "egl")  # videos without a screen: MuJoCo, then pygame
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if args.capture_video:
+        check_video(args.env_id)
     if args.evaluate is not None:
         agent, run_args = load_model(args.evaluate)
-        run_args.capture_video = args.capture_video
+        run_args.seed, run_args.capture_video = args.seed, args.capture_video
         print(describe(evaluate(agent, run_args, args.eval_episodes, args.evaluate, "evaluate"), args.eval_episodes))
         return
 
@@ -911,8 +943,14 @@ def main(args: Args) -> None:
 
     # --- environments, run folder and loggers ---
     stop_signals: list[int] = []
+
+    def stop(signum: int, _: object) -> None:
+        """Lets the loop stop at its next step; once more, the signal ends the program at once, in an evaluation, say."""
+        stop_signals.append(signum)
+        signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+
     for signum in (signal.SIGINT, signal.SIGTERM):  # environment processes inherit the handlers, and so outlive a Ctrl-C, too
-        signal.signal(signum, lambda signum, _: stop_signals.append(signum))
+        signal.signal(signum, stop)
     envs = make_envs(args.env_id, args.num_envs, args.vectorization)
     next_step_reset = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
     folder = args.resume or make_run_folder(args)
@@ -995,8 +1033,8 @@ def main(args: Args) -> None:
                 resetting = dones[step] & next_step_reset
 
                 # record
-                discounted_returns[step] = discounted_return = args.gamma * discounted_return + rewards[step]
-                episode_return += rewards[step]
+                discounted_returns[step] = discounted_return = args.gamma * discounted_return + rewards[step] * valid[step]
+                episode_return += rewards[step] * valid[step]
                 episode_length += valid[step]
                 if dones[step].any():
                     finished_returns.extend(episode_return[dones[step] & is_whole])
@@ -1024,9 +1062,10 @@ def main(args: Args) -> None:
 
             # update
             update_metrics: list[Metrics] = []
+            num_minibatches = min(args.num_minibatches, len(batch[0]) // 2)  # where resets take steps, there are fewer rows
             for _ in range(args.update_epochs):
                 permutation = torch.randperm(len(batch[0]), device=device)
-                minibatches = zip(*(x[permutation].tensor_split(args.num_minibatches) for x in batch), strict=True)
+                minibatches = zip(*(x[permutation].tensor_split(num_minibatches) for x in batch), strict=True)
                 epoch_metrics = [update(agent, optimizer, minibatch, args) for minibatch in minibatches]
                 update_metrics += epoch_metrics
                 approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
@@ -1080,7 +1119,7 @@ def main(args: Args) -> None:
 
     # --- end: save, say what to do next ---
     progress.close()
-    if is_sound and not all(x.isfinite().all() for x in agent.parameters()):
+    if is_sound and not all(x.isfinite().all() for x in agent.state_dict().values()):
         failure, is_sound, is_finished = f"weights are not finite numbers at step {global_step:,}", False, False
     if is_sound:
         if args.save_model:
@@ -1105,8 +1144,9 @@ def main(args: Args) -> None:
     lock.close()
     print(f"run folder: {folder}\nnext: tensorboard --logdir runs")
     if (folder / "model.pt").exists():
-        print(f"      python {Path(__file__).name} --evaluate {folder} --eval-episodes {args.eval_episodes} --capture-video")
-    if not is_finished and (folder / "checkpoint.pt").exists():
+        video = "" if args.vectorization == "native" else " --capture-video"
+        print(f"      python {Path(__file__).name} --evaluate {folder}{video}")
+    if not is_finished and is_sound and (folder / "checkpoint.pt").exists():  # else it would end in the same way
         print(f"      python {Path(__file__).name} --resume {folder}")
     if failure:
         print(f"error: {failure}", file=sys.stderr)

@@ -16,8 +16,8 @@ What differs from that reference, and why:
 - A result is credited to the snapshot that played. The reference credits the one that plays when the result comes in.
 - The outcome is read by one rule (see `utils/team_env.py`), so that games rate whose rewards are not +1 and -1.
 - The newest opponent is the newest snapshot, and not the learner itself: so every game is rated.
-- Of the older snapshots those are drawn rather that the learner does not beat (AlphaStar's prioritised fictitious self-play):
-  uniform draws from the whole run, the reference's rule, teach less; the README has the numbers.
+- Older snapshots that the learner does not beat yet are drawn more often (AlphaStar's prioritised fictitious self-play). The
+  reference draws uniformly; in sumo such runs take 0.31 of the points from these, and runs without a pool 0.55.
 - When the turn passes to another role all games begin anew, and the role whose turn ended leaves a snapshot of its last self.
 - Discrete and MultiDiscrete actions, with masks of legal ones: one categorical distribution a branch, their log-probabilities
   summed. There is no host of one network for all roles: each role has its own policy, optimiser, pool and rating.
@@ -77,7 +77,7 @@ class Args:
     cuda: bool = True
     """use the GPU if there is one"""
     compile: bool = True
-    """compile the update: some seconds before the first step, the first time on a machine more, for faster ones after it"""
+    """compile the update: it starts some seconds later, more on the first run of a machine, and each step is faster"""
     track: bool = False
     """log to Weights & Biases too (WANDB_MODE=offline works without an account)"""
     wandb_project_name: str = "self-play"
@@ -127,7 +127,7 @@ class Args:
     play_against_latest_model_ratio: float = 0.5
     """probability that an opponent is the newest snapshot; 1 is self-play without a pool"""
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"
-    """how it is drawn otherwise: rather one that the learner does not beat, or uniformly from the pool"""
+    """how it is drawn otherwise: more often one that the learner does not beat yet, or uniformly from the pool"""
     swap_steps: int = 0
     """steps of opponents' agents, over all games, that a game keeps its opponents for; 0 draws new ones for each game"""
     swaps_per_turn: float | None = None
@@ -149,7 +149,7 @@ class Args:
     adam_beta1: float = 0.9
     """decay of Adam's mean of gradients"""
     adam_beta2: float = 0.999
-    """decay of its mean of squared gradients; if it is the same, no sudden gradient moves a parameter by more than the rate"""
+    """decay of its mean of squared gradients; if it equals adam_beta1, no step moves a parameter by more than the rate"""
     num_steps: int = 64
     """steps of a rollout in each game"""
     anneal_lr: bool = True
@@ -246,23 +246,29 @@ def check_args(args: Args) -> None:
             fail("--track takes a W&B account: log in with `wandb login`, or set WANDB_MODE=offline")
 
 
-MAY_CHANGE = ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity")  # in a run that is resumed
+MAY_CHANGE = {  # of a run's own arguments
+    "resume": ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity", "capture_video"),
+    "evaluate": ("seed", "eval_games", "cross_play_games", "cross_play_snapshots", "deterministic", "against", "capture_video"),
+}
+OFF_IN_EVALUATION = ("track", "capture_video")  # unless the command line says so
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """The command line's arguments; with --resume they are those of the run, and the command line may not contradict them."""
+    """The command line's arguments; with --resume or --evaluate they are those of the run, and few of them may change."""
     args = tyro.cli(Args, args=argv)
-    if args.resume is None:
+    flag, folder = ("resume", args.resume) if args.resume is not None else ("evaluate", args.evaluate)
+    if folder is None:
         return args
+    changes: dict[str, Any] = {flag: folder} | dict.fromkeys(OFF_IN_EVALUATION if flag == "evaluate" else (), False)
     try:
-        run_args = Args(**json.loads((args.resume / "args.json").read_text()) | {"resume": args.resume})
+        run_args = Args(**json.loads((folder / "args.json").read_text()) | changes)
     except (OSError, ValueError, TypeError) as error:
-        fail(f"--resume takes a run folder with the args.json of this script, and {args.resume} has none ({error})")
+        fail(f"--{flag} takes a run folder with the args.json of this script, and {folder} has none ({error})")
     args = tyro.cli(Args, args=argv, default=run_args)
     for name, value in vars(run_args).items():
-        if getattr(args, name) != value and name not in MAY_CHANGE:
-            flag = f"--{name.replace('_', '-')}"
-            fail(f"{flag} takes the run's own value with --resume: it is {value} there, and {getattr(args, name)} was given")
+        if getattr(args, name) != value and name not in MAY_CHANGE[flag]:
+            own = f"it is {value} there, and {getattr(args, name)} was given"
+            fail(f"--{name.replace('_', '-')} takes the run's own value with --{flag}: {own}")
     return args
 
 
@@ -645,8 +651,7 @@ def evaluate_run(args: Args) -> None:
     """--evaluate: the table of a run's snapshots, or with --against the score of its last policy against another player."""
     assert args.evaluate is not None
     agents, pools, run_args = load_model(args.evaluate, "evaluate")
-    names = "seed eval_games cross_play_games deterministic"
-    for name in names.split():
+    for name in MAY_CHANGE["evaluate"]:
         setattr(run_args, name, getattr(args, name))
     env = make_env(run_args, 1, render=args.capture_video)
     if args.against is None:
@@ -922,11 +927,19 @@ def main(args: Args) -> None:
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
     # --- games, run folder and loggers ---
+    if args.capture_video:
+        make_env(args, 1, render=True).close()  # a game that cannot be drawn is better known now than at the end
     env = make_env(args, args.num_games)
     behaviors = list(dict.fromkeys(team.behavior for team in env.teams))
     stop_signals: list[int] = []
+
+    def stop(signum: int, _: object) -> None:
+        """Lets the loop stop at its next step; once more, the signal ends the program at once, in an evaluation, say."""
+        stop_signals.append(signum)
+        signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+
     for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda signum, _: stop_signals.append(signum))
+        signal.signal(signum, stop)
     folder = args.resume or make_run_folder(args)
     lock = lock_folder(folder)
     total_steps = args.num_iterations * args.batch_size
@@ -1136,7 +1149,7 @@ def main(args: Args) -> None:
 
     # --- end: save, say what to do next ---
     progress.close()
-    if is_sound and not all(x.isfinite().all() for agent in agents.values() for x in agent.parameters()):
+    if is_sound and not all(x.isfinite().all() for agent in agents.values() for x in agent.state_dict().values()):
         failure, is_sound, is_finished = f"weights are not finite numbers at step {global_step:,}", False, False
     if is_sound:
         if args.save_model:
@@ -1167,7 +1180,7 @@ def main(args: Args) -> None:
         print(
             f"      python {Path(__file__).name} --evaluate {folder} --against {scripted_players(env)[-1].name} --capture-video"
         )
-    if not is_finished and (folder / "checkpoint.pt").exists():
+    if not is_finished and is_sound and (folder / "checkpoint.pt").exists():  # else it would end in the same way
         print(f"      python {Path(__file__).name} --resume {folder}")
     if failure:
         print(f"error: {failure}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""SAC for continuous control: one file, any Gymnasium task with a Box action space.
+"""SAC for continuous control: one file, any Gymnasium task with continuous actions.
 
 Soft actor-critic with twin critics and a learned entropy coefficient (Haarnoja et al. 2018b, https://arxiv.org/abs/1812.05905:
 eq. 5 is the critics' objective, eq. 9 the actor's, eq. 18 the entropy coefficient's, Algorithm 1 the order). With
@@ -10,7 +10,9 @@ Algorithm 1): a state value with a target copy takes the place of the target cri
     python sac_continuous.py --resume runs/FOLDER
 
 What differs from the reference (CleanRL's `sac_continuous_action.py`), and why:
-- Time limits are never stored as terminations, and no reset is stored as a transition, whatever the autoreset mode.
+- No reset is stored as a transition, whatever the autoreset mode; time limits are not stored as terminations, as there.
+- The logarithm of the standard deviation is cut off at -20 and 2, as in the paper's own code; the reference squeezes it into
+  [-5, 2] by a tanh.
 - The twin critics are one module of batched matrix products: half the calls, the same arithmetic.
 - The actor's pass that yields its loss also yields the entropy coefficient's; the reference samples the policy again.
 - The actor's backward pass computes no gradient for the critics' weights, which it does not need.
@@ -66,7 +68,7 @@ from tqdm import tqdm
 
 @dataclass
 class Args:
-    """SAC for continuous control: trains on any Gymnasium task with a Box action space."""
+    """SAC for continuous control: trains on any Gymnasium task with continuous actions."""
 
     # --- experiment ---
     exp_name: str = Path(__file__).stem
@@ -78,7 +80,7 @@ class Args:
     cuda: bool = True
     """use the GPU if there is one"""
     compile: bool = True
-    """compile the update: some seconds before the first step, the first time on a machine more, for faster ones after it"""
+    """compile the update: it starts some seconds later, more on the first run of a machine, and each step is faster"""
     track: bool = False
     """log to Weights & Biases too (WANDB_MODE=offline works without an account)"""
     wandb_project_name: str = "continuous-control"
@@ -106,7 +108,7 @@ class Args:
 
     # --- environment ---
     env_id: str = "HalfCheetah-v5"
-    """id of a Gymnasium task with a Box action space; module:id imports the module first"""
+    """id of a Gymnasium task whose actions are a Box with finite bounds; module:id imports the module first"""
     num_envs: int = 1
     """environments that are stepped together"""
     vectorization: Literal["sync", "async", "native"] = "sync"
@@ -128,7 +130,7 @@ class Args:
     tau: float = 0.005
     """share of the networks that moves into their targets at each target update"""
     policy_frequency: int = 1
-    """the actor is updated every this many updates, then as many times"""
+    """the actor is updated after every N updates of the critics, then N times in a row"""
     target_network_frequency: int = 1
     """the targets are updated every this many updates"""
     policy_lr: float = 1e-3
@@ -206,23 +208,29 @@ def check_args(args: Args) -> None:
             fail(f"--upload-model takes an --hf-entity and --exp-name that the Hub allows: {' '.join(str(error).split())}")
 
 
-MAY_CHANGE = ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity")  # in a run that is resumed
+MAY_CHANGE = {  # of a run's own arguments
+    "resume": ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity", "capture_video"),
+    "evaluate": ("seed", "eval_episodes", "capture_video"),
+}
+OFF_IN_EVALUATION = ("track", "capture_video", "upload_model")  # unless the command line says so
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """The command line's arguments; with --resume they are those of the run, and the command line may not contradict them."""
+    """The command line's arguments; with --resume or --evaluate they are those of the run, and few of them may change."""
     args = tyro.cli(Args, args=argv)
-    if args.resume is None:
+    flag, folder = ("resume", args.resume) if args.resume is not None else ("evaluate", args.evaluate)
+    if folder is None:
         return args
+    changes: dict[str, Any] = {flag: folder} | dict.fromkeys(OFF_IN_EVALUATION if flag == "evaluate" else (), False)
     try:
-        run_args = Args(**json.loads((args.resume / "args.json").read_text()) | {"resume": args.resume})
+        run_args = Args(**json.loads((folder / "args.json").read_text()) | changes)
     except (OSError, ValueError, TypeError) as error:
-        fail(f"--resume takes a run folder with the args.json of this script, and {args.resume} has none ({error})")
+        fail(f"--{flag} takes a run folder with the args.json of this script, and {folder} has none ({error})")
     args = tyro.cli(Args, args=argv, default=run_args)
     for name, value in vars(run_args).items():
-        if getattr(args, name) != value and name not in MAY_CHANGE:
-            flag = f"--{name.replace('_', '-')}"
-            fail(f"{flag} takes the run's own value with --resume: it is {value} there, and {getattr(args, name)} was given")
+        if getattr(args, name) != value and name not in MAY_CHANGE[flag]:
+            own = f"it is {value} there, and {getattr(args, name)} was given"
+            fail(f"--{name.replace('_', '-')} takes the run's own value with --{flag}: {own}")
     return args
 
 
@@ -266,23 +274,6 @@ def make_env(env_id: str, index: int, video_folder: Path | None = None, video_na
     return NumberedEnv(env, index)
 
 
-class LeanVectorEnv(SyncVectorEnv):
-    """Gymnasium's own without infos and second copies, which take ten microseconds a step; one of HalfCheetah takes 38."""
-
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Steps one environment after another; where an episode ends, the next one begins (AutoresetMode.SAME_STEP)."""
-        obs, rewards, infos = np.empty_like(self._observations), np.empty(self.num_envs), {}
-        terminations, truncations = np.empty((2, self.num_envs), dtype=bool)
-        for i, env in enumerate(self.envs):
-            obs[i], rewards[i], terminations[i], truncations[i], _ = env.step(actions[i])
-        dones = terminations | truncations
-        if dones.any():
-            infos["final_obs"] = obs.copy()
-            for i in np.flatnonzero(dones).tolist():
-                obs[i], _ = self.envs[i].reset()
-        return obs, rewards, terminations, truncations, infos
-
-
 def make_envs(
     env_id: str, num_envs: int, vectorization: str, video_folder: Path | None = None, video_name: str = ""
 ) -> VectorEnv:
@@ -295,7 +286,7 @@ def make_envs(
             envs = gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point")
         else:
             env_fns = [partial(make_env, env_id, i, video_folder if i == 0 else None, video_name) for i in range(num_envs)]
-            vector_class = {"sync": LeanVectorEnv, "async": AsyncVectorEnv}[vectorization]
+            vector_class = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[vectorization]
             envs = vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
     except (gym.error.Error, ImportError, NotImplementedError) as error:
         fail(f"--env-id {env_id} cannot be made: {' '.join(str(error).split())}")
@@ -305,6 +296,18 @@ def make_envs(
     if not isinstance(action_space, gym.spaces.Box) or action_space.dtype.kind != "f" or not action_space.is_bounded():
         fail(f"--env-id takes a task whose actions are a Box with finite bounds, and those of {env_id} are {action_space}")
     return envs
+
+
+def check_video(env_id: str) -> None:
+    """Exits with one sentence if the task cannot be drawn, which is better known now than after the first evaluation."""
+    try:
+        with gym.make(env_id, render_mode="rgb_array") as env:
+            env.reset()
+            frame = env.render()
+    except Exception as error:  # each task, and each way to draw, has errors of its own
+        fail(f"--capture-video cannot draw {env_id}: {type(error).__name__}: {' '.join(str(error).split())}")
+    if not isinstance(frame, np.ndarray):
+        fail(f"--capture-video takes a task that draws pictures, and {env_id} draws none")
 
 
 def reset_envs(envs: VectorEnv, **kwargs: Any) -> np.ndarray:
@@ -706,7 +709,7 @@ def evaluate(agent: Agent, args: Args, episodes: int, folder: Path, name: str) -
     """
     vectorization = "native" if args.vectorization == "native" else "sync"
     envs = make_envs(args.env_id, episodes, vectorization, folder / "videos" if args.capture_video else None, name)
-    obs = reset_envs(envs, seed=args.seed + 1_000_000)
+    obs = reset_envs(envs, seed=1_000_000 + args.seed * episodes)
     returns, lengths, running = np.zeros(episodes), np.zeros(episodes), np.ones(episodes, dtype=bool)
     while running.any():
         obs, _, rewards, terminations, truncations = step_envs(envs, agent.act(obs))
@@ -853,7 +856,12 @@ def upload_model(folder: Path, args: Args, metrics: dict[str, float]) -> None:
         model_name=args.exp_name,
         eval_results=[EvalResult("reinforcement-learning", args.env_id, args.env_id, "mean_reward", result)],
     )
-    command = shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
+    flags = []
+    for name, value in asdict(args).items():
+        if value != getattr(Args, name) and name != "resume":
+            flag = name.replace("_", "-")
+            flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    command = shlex.join(["python", Path(__file__).name, *flags])
     versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, Gymnasium {gym.__version__}"
     try:
         (folder / "README.md").write_text(
@@ -970,9 +978,11 @@ def main(args: Args) -> None:
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         os.environ.setdefault("MUJOCO_GL", "egl")  # videos without a screen: MuJoCo, then pygame
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if args.capture_video:
+        check_video(args.env_id)
     if args.evaluate is not None:
         agent, run_args = load_model(args.evaluate)
-        run_args.capture_video = args.capture_video
+        run_args.seed, run_args.capture_video = args.seed, args.capture_video
         print(describe(evaluate(agent, run_args, args.eval_episodes, args.evaluate, "evaluate"), args.eval_episodes))
         return
 
@@ -985,8 +995,14 @@ def main(args: Args) -> None:
 
     # --- environments, run folder and loggers ---
     stop_signals: list[int] = []
+
+    def stop(signum: int, _: object) -> None:
+        """Lets the loop stop at its next step; once more, the signal ends the program at once, in an evaluation, say."""
+        stop_signals.append(signum)
+        signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+
     for signum in (signal.SIGINT, signal.SIGTERM):  # environment processes inherit the handlers, and so outlive a Ctrl-C, too
-        signal.signal(signum, lambda signum, _: stop_signals.append(signum))
+        signal.signal(signum, stop)
     envs = make_envs(args.env_id, args.num_envs, args.vectorization)
     next_step_reset = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
     folder = args.resume or make_run_folder(args)
@@ -1057,7 +1073,7 @@ def main(args: Args) -> None:
 
             # act and step
             valid = ~resetting
-            if args.norm_obs:
+            if args.norm_obs and valid.any():
                 agent.obs_rms.update(torch.as_tensor(obs[valid], device=device))
             if global_step < args.learning_starts:
                 actions = 2.0 * torch.rand((args.num_envs, action_dim)).numpy() - 1.0
@@ -1071,7 +1087,7 @@ def main(args: Args) -> None:
             resetting = dones & next_step_reset
 
             # record
-            episode_return += rewards
+            episode_return += rewards * valid
             episode_length += valid
             if dones.any():
                 finished_returns.extend(episode_return[dones])
@@ -1135,7 +1151,7 @@ def main(args: Args) -> None:
 
     # --- end: save, say what to do next ---
     progress.close()
-    if is_sound and not all(x.isfinite().all() for x in agent.parameters()):
+    if is_sound and not all(x.isfinite().all() for x in agent.state_dict().values()):
         failure, is_sound, is_finished = f"weights are not finite numbers at step {global_step:,}", False, False
     if is_sound:
         if args.save_model:
@@ -1166,8 +1182,9 @@ def main(args: Args) -> None:
     lock.close()
     print(f"run folder: {folder}\nnext: tensorboard --logdir runs")
     if (folder / "model.pt").exists():
-        print(f"      python {Path(__file__).name} --evaluate {folder} --eval-episodes {args.eval_episodes} --capture-video")
-    if not is_finished and (folder / "checkpoint.pt").exists():
+        video = "" if args.vectorization == "native" else " --capture-video"
+        print(f"      python {Path(__file__).name} --evaluate {folder}{video}")
+    if not is_finished and is_sound and (folder / "checkpoint.pt").exists():  # else it would end in the same way
         print(f"      python {Path(__file__).name} --resume {folder}")
     if failure:
         print(f"error: {failure}", file=sys.stderr)

@@ -45,6 +45,7 @@ PPO = [
     ("--learning-rate", "nan"),
     ("--learning-rate", "inf"),
     ("--num-steps", "0"),
+    ("--num-steps", "1"),
     ("--num-minibatches", "0"),
     ("--num-minibatches", "7"),  # does not divide 2048
     ("--num-minibatches", "2048"),  # one transition has no standard deviation
@@ -54,6 +55,7 @@ PPO = [
     ("--max-grad-norm", "-1"),
     ("--target-kl", "nan"),
     ("--log-std-init", "9"),
+    ("--log-std-init", "-3"),  # below --log-std-min
     ("--log-std-min", "3"),
     ("--adam-beta1", "1.5"),
     ("--adam-beta2", "1"),
@@ -113,6 +115,11 @@ def test_ours_is_the_message_of_everything_but_types_and_names(
 ) -> None:
     """The sentence says what the flag takes, and what it was given."""
     assert run(script, capsys, "--gamma", "7") == "error: --gamma takes a number from 0 to 1, not 7.0\n"
+
+
+def test_video_of_a_task_that_draws_nothing(script: ModuleType, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is refused before the training, not after."""
+    assert "error: --capture-video" in run(script, capsys, "--env-id", "toy_envs:Counting-v0", "--capture-video")
 
 
 @pytest.mark.parametrize("package", ["wandb", "huggingface_hub", "moviepy"])

@@ -1,6 +1,7 @@
 """What is stored is what happened: final observations, terminations, no resets, under every autoreset mode."""
 
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +30,11 @@ def expected_transitions(num_steps: int, resets_cost_a_step: bool) -> list[tuple
     return transitions
 
 
+def returns_of(folder: Path) -> list[float]:
+    """The episodes' returns that a run logged."""
+    return [event.value for event in EventAccumulator(str(folder)).Reload().Scalars("charts/episodic_return")]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_step_envs(script: ModuleType, mode: AutoresetMode) -> None:
     """The observation to act on, and the one that the step led to, over an episode's end."""
@@ -45,11 +51,12 @@ def test_step_envs(script: ModuleType, mode: AutoresetMode) -> None:
 
 
 @pytest.mark.parametrize("env_id", ["toy_envs:Counting-v0", "Hopper-v5"])
-def test_lean_vector_environment_is_gymnasiums(script: ModuleType, env_id: str) -> None:
+def test_ppos_lean_vector_environment_is_gymnasiums(env_id: str) -> None:
     """All that it returns over several episodes, which end together or apart, by termination or truncation."""
-    lean = script.make_envs(env_id, 4, "sync")
-    assert isinstance(lean, script.LeanVectorEnv)
-    plain = SyncVectorEnv([partial(script.make_env, env_id, i) for i in range(4)], autoreset_mode=AutoresetMode.SAME_STEP)
+    lean = ppo_continuous.make_envs(env_id, 4, "sync")
+    assert isinstance(lean, ppo_continuous.LeanVectorEnv)
+    env_fns = [partial(ppo_continuous.make_env, env_id, i) for i in range(4)]
+    plain = SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
     arrays: list[list[np.ndarray]] = []
     for envs in (lean, plain):
         rng, returned = np.random.default_rng(1), [envs.reset(seed=1)[0]]
@@ -78,10 +85,11 @@ def test_sac_stores_every_transition_and_nothing_else(
 
     monkeypatch.setattr(sac_continuous, "ReplayBuffer", Spy)
     env_id = f"toy_envs:Counting{mode.value}-v0"
-    train(sac_continuous, env_id=env_id, vectorization="native", num_envs=2, buffer_size=1000)
+    folder = train(sac_continuous, env_id=env_id, vectorization="native", num_envs=2, buffer_size=1000, norm_obs=True)
     rows = buffers[0].data[: buffers[0].total].numpy()
     stored = sorted(map(tuple, rows[:, [0, 1, 3, 4, 5, 6]].tolist()))  # all but the action
     assert stored == sorted(2 * expected_transitions(120, mode == AutoresetMode.NEXT_STEP))
+    assert max(returns_of(folder)) < 1e6  # the reward of a reset
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -121,7 +129,7 @@ def test_ppo_learns_from_every_transition_and_nothing_else(
         "total_timesteps": 256,
         "update_epochs": 1,
     }
-    train(ppo_continuous, env_id=env_id, vectorization="native", **flags)
+    folder = train(ppo_continuous, env_id=env_id, vectorization="native", **flags)
 
     rollout = {name: torch.cat([r[name] for r in rollouts]) for name in rollouts[0]}  # (num_steps, num_envs)
     expected = expected_transitions(128, mode == AutoresetMode.NEXT_STEP)
@@ -140,6 +148,8 @@ def test_ppo_learns_from_every_transition_and_nothing_else(
             assert rollout[name][:, env][valid].tolist() == column, name
     learned = sorted(code(torch.cat(minibatch_obs)).flatten().tolist())
     assert learned == sorted(2 * [100 * t[0] + t[1] for t in expected])
+    assert max(returns_of(folder)) < 1e6  # the reward of a reset
+    assert ppo_continuous.load_model(folder)[0].return_rms.var < 1e6
 
 
 @pytest.mark.parametrize(
@@ -149,20 +159,19 @@ def test_ppo_learns_from_every_transition_and_nothing_else(
 def test_ppo_staggers_first_episodes(
     train: Train, monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], first_ends: list[int]
 ) -> None:
-    """Of four environments that a time limit of 20 would end together; what is cut is bootstrapped, and no episode's return."""
+    """Of four environments that a time limit of 20 would end together; a cut is a truncation, and no episode's return."""
     compute_gae = ppo_continuous.compute_gae
-    rollouts: list[tuple[torch.Tensor, ...]] = []
+    rollouts: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def spy_gae(rewards: torch.Tensor, values: torch.Tensor, *args: Any) -> torch.Tensor:
-        rollouts.append(args[:3])  # next values, terminations, dones
-        return compute_gae(rewards, values, *args)
+    def spy_gae(*args: Any) -> torch.Tensor:
+        rollouts.append(args[3:5])  # terminations, dones
+        return compute_gae(*args)
 
     monkeypatch.setattr(ppo_continuous, "compute_gae", spy_gae)
     counts = {"num_envs": 4, "num_steps": 32, "total_timesteps": 512, "checkpoint_freq": 256}
     folder = train(ppo_continuous, env_id="toy_envs:Endless-v0", **counts, **flags)
-    next_values, terminations, dones = (torch.cat(parts) for parts in zip(*rollouts, strict=True))
+    terminations, dones = (torch.cat(parts) for parts in zip(*rollouts, strict=True))
     assert not terminations.any()
-    assert next_values.all()
     for start in (0, 64):  # the checkpoint resets all environments together, and staggers them anew
         for env, first in enumerate(first_ends):
             ends = (torch.nonzero(dones[start : start + 64, env]).flatten() + 1).tolist()

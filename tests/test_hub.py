@@ -180,7 +180,8 @@ def test_upload_after_training(script: ModuleType, hub: Hub, tmp_path: Path) -> 
     assert (evaluation.dataset_name, evaluation.task_type) == ("Pendulum-v1", "reinforcement-learning")
     assert (evaluation.metric_type, evaluation.metric_value) == ("mean_reward", printed[1])
     assert {"reinforcement-learning", "Pendulum-v1"} < set(data.tags or [])
-    assert f"\n    python {name}.py {flags}\n" in text
+    (command,) = re.findall(rf"\n    python {name}\.py (.*)\n\nPlay", text)
+    assert script.parse_args(command.split()) == script.parse_args(flags.split())
     assert f"Python {platform.python_version()}, PyTorch {torch.__version__}, Gymnasium {gym.__version__}" in text
     assert f"{printed[1]} over 1 episodes" in text
 

@@ -55,7 +55,7 @@ def test_copied_alone_into_an_empty_folder(script: ModuleType, tmp_path: Path) -
     assert {"args.json", "model.pt"} < {path.name for path in folder.iterdir()}
     assert f"run folder: runs/{folder.name}" in run.stdout
     (evaluation,) = re.findall(r"^evaluation: .*$", run.stdout, re.MULTILINE)
-    (next_command,) = re.findall(rf"python ({script.__name__}\.py --evaluate \S+ --eval-episodes 2)", run.stdout)
+    (next_command,) = re.findall(rf"python ({script.__name__}\.py --evaluate \S+)", run.stdout)
     again = subprocess.run(
         [sys.executable, *next_command.split()], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
     )
@@ -70,6 +70,24 @@ def test_evaluation_prints_the_trained_number(script: ModuleType, train: Train, 
     assert capsys.readouterr().out.strip() == printed
     script.main(script.Args(evaluate=folder, eval_episodes=4))
     assert capsys.readouterr().out.strip() != printed
+
+
+def test_evaluation_takes_the_runs_own_arguments(
+    script: ModuleType, train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the command line it takes what concerns an evaluation, and refuses the rest."""
+    folder = train(script, seed=3, exp_name="mine")
+    (printed,) = re.findall(r"^evaluation: .*$", capsys.readouterr().out, re.MULTILINE)
+    args = script.parse_args(["--evaluate", str(folder)])
+    assert (args.seed, args.eval_episodes, args.env_id) == (3, 2, "Pendulum-v1")
+    script.main(args)
+    assert capsys.readouterr().out.strip() == printed
+    script.main(script.parse_args(["--evaluate", str(folder), "--seed", "4"]))
+    assert capsys.readouterr().out.strip() != printed
+    for flags in (["--gamma", "0.5"], ["--env-id", "Hopper-v5"], ["--upload-model"]):
+        with pytest.raises(SystemExit):
+            script.parse_args(["--evaluate", str(folder), *flags])
+        assert f"error: {flags[0]} takes the run's own value with --evaluate: it is " in capsys.readouterr().err
 
 
 def test_evaluation_needs_the_statistics(script: ModuleType, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +112,7 @@ def test_evaluation_against_a_plain_loop(script: ModuleType, train: Train) -> No
     returns = []
     for episode in range(3):
         env = script.gym.make("Pendulum-v1")
-        obs, _ = env.reset(seed=args.seed + 1_000_000 + episode)
+        obs, _ = env.reset(seed=1_000_000 + 3 * args.seed + episode)
         total, done = 0.0, False
         while not done:
             act = agent.policy() if script is ppo_continuous else agent.act
@@ -217,6 +235,27 @@ def test_stopped_by_a_signal(script: ModuleType, tmp_path: Path, signum: int, st
     script.load_model(folder)
 
 
+def test_a_second_signal_ends_an_evaluation(script: ModuleType, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: one that waits for an episode without an end, say."""
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    interrupts = 0
+
+    def evaluate(*_: Any) -> None:
+        nonlocal interrupts
+        while True:
+            interrupts += 1
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(script, "evaluate", evaluate)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(script)
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    assert interrupts == 2
+
+
 def test_runs_in_the_same_second_and_odd_names(script: ModuleType, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run has a folder of its own, whose name needs no quoting."""
     monkeypatch.setattr(script.time, "time", lambda: 1234567890.5)
@@ -230,7 +269,7 @@ FLAGS: dict[str, list[dict[str, Any]]] = {
         {"exp_name": "mine", "torch_deterministic": False, "save_model": False},
         {"anneal_lr": False, "norm_adv": True, "clip_vloss": True, "norm_obs": False, "norm_reward": False},
         {"gamma": 0.9, "gae_lambda": 0.5, "clip_coef": 0.001, "ent_coef": 0.01, "vf_coef": 1.0, "max_grad_norm": 0.1},
-        {"target_kl": 0.0, "learning_rate": 1e-3, "log_std_init": -1.0, "log_std_min": -0.5},
+        {"target_kl": 0.0, "learning_rate": 1e-3, "log_std_init": -0.5, "log_std_min": -0.75},
         {"stagger": False, "adam_beta1": 0.9, "adam_beta2": 0.999},
     ],
     "sac_continuous": [

@@ -15,7 +15,7 @@ SECTIONS += ["Checkpoints", "Main"]
 PPO, SAC = ["Generalised advantage estimation"], ["Replay buffer"]
 # Functions and classes of one name that differ between siblings, for that is the lesson. What is new here has to be wanted.
 MAY_DIFFER = {
-    ("ppo_continuous", "sac_continuous"): {"Args", "NumberedEnv", "Actor", "Agent", "check_args", "mlp"}
+    ("ppo_continuous", "sac_continuous"): {"Args", "NumberedEnv", "make_envs", "Actor", "Agent", "check_args", "mlp"}
     | {"main", "evaluate", "update", "compile_update"},
     ("ppo_selfplay", "sac_selfplay"): {"Args", "NormalActor", "CategoricalActor", "Agent", "check_args", "mlp"}
     | {"update", "compile_update", "main"},
@@ -26,9 +26,9 @@ MAY_DIFFER = {
     | {"compute_actor_loss", "compute_alpha_loss", "compute_qf_gradient", "compute_actor_gradient", "compile_update"},
 }
 MAX_CHANGED_LINES = {
-    ("ppo_continuous", "sac_continuous"): 720,
+    ("ppo_continuous", "sac_continuous"): 750,
     ("ppo_selfplay", "sac_selfplay"): 760,
-    ("ppo_continuous", "ppo_selfplay"): 900,
+    ("ppo_continuous", "ppo_selfplay"): 940,
     ("sac_continuous", "sac_selfplay"): 1070,
 }
 

@@ -75,7 +75,7 @@ def test_saved_statistics_are_those_of_all_that_was_seen(
         for (obs, reward, is_first), following in zip(stream, [*stream[1:], None], strict=True):
             if following is not None and not following[2]:  # no action is taken on a final observation
                 acted_on.append(obs.astype(np.float32))
-            discounted_return = 0.0 if is_first else 0.99 * discounted_return + float(reward)
+            discounted_return = 0.0 if is_first else script.Args.gamma * discounted_return + float(reward)
             if not is_first:
                 discounted_returns.append(discounted_return)
     saved = torch.load(Path(folder) / "model.pt", weights_only=True)["agent"]

@@ -69,9 +69,20 @@ class Unbounded(Counting):
     action_space = Box(-np.inf, np.inf, (1,), np.float32)
 
 
+class RewardsResets(SyncVectorEnv):
+    """Gives a reward for the steps that only reset an environment, as Gymnasium's FunctionalJaxVectorEnv may."""
+
+    def step(self, actions: np.ndarray) -> Any:
+        """Steps all of them."""
+        resetting = self._autoreset_envs.copy()
+        obs, rewards, *rest = super().step(actions)
+        return obs, np.where(resetting, 1e6, rewards), *rest
+
+
 def make_vector(mode: AutoresetMode, num_envs: int) -> VectorEnv:
     """A vector environment as a task with its own `vector_entry_point` would bring it."""
-    return SyncVectorEnv([Counting] * num_envs, autoreset_mode=mode)
+    vector_class = RewardsResets if mode == AutoresetMode.NEXT_STEP else SyncVectorEnv
+    return vector_class([Counting] * num_envs, autoreset_mode=mode)
 
 
 gym.register("Counting-v0", entry_point="toy_envs:Counting")

@@ -86,7 +86,7 @@ class SnapshotPool:
         ]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the place of all snapshots by those of `state`, each with a uid of this process."""
+        """Replaces all snapshots with those of `state`, each with a uid of this process."""
         self.snapshots.clear()
         for saved in state:
             snapshot = self.add(saved["weights"], saved["step"], saved["rating"])
