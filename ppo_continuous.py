@@ -11,21 +11,22 @@ The reference is CleanRL's `ppo_continuous_action.py`.
 Its recipe is one line of flags:
 
     --num-envs 1 --num-steps 2048 --adam-beta1 0.9 --adam-beta2 0.999 --gamma 0.99 --gae-lambda 0.95 --norm-adv --clip-vloss
-    --ent-coef 0 --target-kl None --log-std-init 0 --log-std-min -20
+    --ent-coef 0 --target-kl None --log-std-init 0 --log-std-min -20 --obs-epsilon 1e-8
 
 What the defaults change in it, and why (what was tried, with all numbers: `benchmark/results/ppo_recipe.md`):
 - Gamma 0.995: a fall then costs two hundred steps' rewards and not one hundred. With 0.99 Hopper and Walker2d learn to run so
   fast that they fall before the time limit, and are right, as far as the discounted return goes.
 - Less noise at the start, exp(-0.75) of half the action range in the place of 1: with more, HalfCheetah ends in the lower of
-  its two optima; with less, Hopper learns late. It never falls below exp(-2): as it goes to zero, any step changes the policy
-  a lot.
+  its two optima; with less, Hopper learns late. It never falls below exp(-1.25): a policy that hardly tries anything does not
+  learn what happens rarely, such as to get up from InvertedDoublePendulum's steepest starts.
+- Observations are divided by the square root of their variance plus 0.01: half of Ant's hardly ever move (contact forces), and
+  would be blown up to the size of the others.
 - Advantages are not normalised: where all goes well they are small, and noise scaled up would unlearn it
   (InvertedDoublePendulum). A small entropy bonus then weighs the more the smaller they are, and leads away from where nothing
   is gained or lost any more, such as a Hopper that stands still.
 - Lambda 0.9, which learns faster on most tasks, and no clipping of the value loss, which holds the critic back.
-- Both of Adam's moments decay by the same factor, 0.99: with the usual 0.9 and 0.999 the first large one after a
-  quiet time, a fall, say, moves all parameters many times too far (Dohare et al. 2023,
-  https://openreview.net/forum?id=m9Jfdz4ymO).
+- Both of Adam's moments decay by 0.99: with 0.9 and 0.999 the first large gradient after a quiet time, a fall, say, moves all
+  parameters many times too far (Dohare et al. 2023, https://openreview.net/forum?id=m9Jfdz4ymO).
 - An iteration ends when the divergence of an epoch exceeds 0.03: ten epochs move the policy too far on Ant, and not on Hopper.
 - Sixteen environments for 128 steps each, which is as many transitions in half the time. Their first episodes are cut at
   different steps: else a time limit would end all at once, and most rollouts would lack beginnings (Bharthulwar et al. 2025,
@@ -161,6 +162,8 @@ class Args:
     """normalise the advantages of each minibatch to mean 0 and standard deviation 1"""
     norm_obs: bool = True
     """normalise observations by their running mean and standard deviation, and clip them to [-10, 10]"""
+    obs_epsilon: float = 0.01
+    """added to their variances, so that what hardly ever moves is not blown up to the size of the rest when it does"""
     norm_reward: bool = True
     """divide rewards by the running standard deviation of the discounted return, and clip them to [-10, 10]"""
     clip_coef: float = 0.2
@@ -177,7 +180,7 @@ class Args:
     """skip an iteration's remaining epochs once an epoch's mean KL divergence exceeds this; None never does"""
     log_std_init: float = -0.75
     """initial log standard deviation of the policy, in units where the action range is [-1, 1]"""
-    log_std_min: float = -2.0
+    log_std_min: float = -1.25
     """the least that it may fall to"""
 
     @property
@@ -209,6 +212,7 @@ def check_args(args: Args) -> None:
         (0, 0.9999, "adam_beta1 adam_beta2"),
         (1, 1e12, "eval_episodes num_envs total_timesteps num_minibatches update_epochs"),
         (2, 1e12, "num_steps"),
+        (1e-12, 1e12, "obs_epsilon"),
         (0, 1e12, "eval_freq checkpoint_freq learning_rate clip_coef ent_coef vf_coef max_grad_norm target_kl"),
         (0, 2**31, "seed"),
         (-20, 2, "log_std_init log_std_min"),
@@ -420,8 +424,9 @@ class RunningMeanStd(nn.Module):
     var: Tensor
     count: Tensor
 
-    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+    def __init__(self, shape: tuple[int, ...] = (), epsilon: float = 1e-8) -> None:
         super().__init__()
+        self.epsilon = epsilon
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -439,7 +444,7 @@ class RunningMeanStd(nn.Module):
     @property
     def std(self) -> Tensor:
         """Standard deviation, never zero."""
-        return (self.var + 1e-8).sqrt()
+        return (self.var + self.epsilon).sqrt()
 
     def normalize(self, x: Tensor) -> Tensor:
         """(..., *shape) to mean 0 and standard deviation 1, within [-10, 10]."""
@@ -477,7 +482,7 @@ class Agent(nn.Module):
         super().__init__()
         obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
         self.norm_obs, self.norm_reward = args.norm_obs, args.norm_reward
-        self.obs_rms = RunningMeanStd((obs_dim,))
+        self.obs_rms = RunningMeanStd((obs_dim,), args.obs_epsilon)
         self.return_rms = RunningMeanStd()
         self.actor = Actor(obs_dim, action_dim, args.log_std_init)
         self.critic = mlp(obs_dim, 64, 64, 1, output_gain=1.0)

@@ -320,8 +320,9 @@ class RunningMeanStd(nn.Module):
     var: Tensor
     count: Tensor
 
-    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+    def __init__(self, shape: tuple[int, ...] = (), epsilon: float = 1e-8) -> None:
         super().__init__()
+        self.epsilon = epsilon
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -339,7 +340,7 @@ class RunningMeanStd(nn.Module):
     @property
     def std(self) -> Tensor:
         """Standard deviation, never zero."""
-        return (self.var + 1e-8).sqrt()
+        return (self.var + self.epsilon).sqrt()
 
     def normalize(self, x: Tensor) -> Tensor:
         """(..., *shape) to mean 0 and standard deviation 1, within [-10, 10]."""

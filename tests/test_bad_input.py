@@ -57,6 +57,7 @@ PPO = [
     ("--log-std-init", "9"),
     ("--log-std-init", "-3"),  # below --log-std-min
     ("--log-std-min", "3"),
+    ("--obs-epsilon", "0"),
     ("--adam-beta1", "1.5"),
     ("--adam-beta2", "1"),
 ]

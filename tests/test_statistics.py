@@ -10,6 +10,8 @@ import pytest
 import torch
 from conftest import Train
 
+import ppo_continuous
+
 
 def test_moments_of_a_stream_in_uneven_batches(script: ModuleType) -> None:
     """Batches of one row too, and a mean far from zero, where naive sums of squares lose their digits."""
@@ -23,17 +25,27 @@ def test_moments_of_a_stream_in_uneven_batches(script: ModuleType) -> None:
     assert stats.count.item() == 1000
 
 
-def test_normalize_centres_scales_and_clips(script: ModuleType) -> None:
+@pytest.mark.parametrize("epsilon", [None, 0.5])
+def test_normalize_centres_scales_and_clips(script: ModuleType, epsilon: float | None) -> None:
     """Against NumPy; one value is an outlier."""
     data = np.random.default_rng(1).normal(3.0, 2.0, size=(500, 2))
-    stats = script.RunningMeanStd((2,))
+    stats = script.RunningMeanStd((2,)) if epsilon is None else script.RunningMeanStd((2,), epsilon)
     stats.update(torch.as_tensor(data))
     data[0, 0] = 1e6
-    expected = np.clip((data - stats.mean.numpy()) / np.sqrt(stats.var.numpy()), -10, 10)
+    expected = np.clip((data - stats.mean.numpy()) / np.sqrt(stats.var.numpy() + (epsilon or 0.0)), -10, 10)
     result = stats.normalize(torch.as_tensor(data, dtype=torch.float32))
     assert result.dtype == torch.float32
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=1e-5)
     assert result[0, 0] == 10.0
+
+
+def test_what_never_moves_is_not_blown_up() -> None:
+    """Ant's contact forces are zero most of the time: with 1e-8 the first one would reach the networks as 10."""
+    envs = ppo_continuous.make_envs("Pendulum-v1", 1, "sync")
+    for epsilon, expected in ((1e-8, 10.0), (0.01, 0.5 / 0.1)):
+        agent = ppo_continuous.Agent(envs, ppo_continuous.Args(obs_epsilon=epsilon))
+        agent.obs_rms.update(torch.zeros(100, 3))
+        np.testing.assert_allclose(agent.normalize(torch.full((3,), 0.5)).numpy(), expected, rtol=1e-6)
 
 
 class Recorder(gym.Wrapper):
