@@ -58,6 +58,8 @@ class Args:
     """task of the single-agent scripts and of the libraries"""
     num_envs: int = 1
     """environments that are stepped together there"""
+    num_steps: int = 2048
+    """steps of PPO's rollouts in each of them"""
     rounds: int = 5
     """how often the scripts and the libraries take turns"""
     threads: int = 1
@@ -89,9 +91,9 @@ def make_case(script: str, args: Args) -> Case:
         flags += ["--env-id", args.env_id, "--num-envs", str(args.num_envs)]
     unit = 1  # PPO is measured over whole rollouts
     if script == "ppo_continuous.py":
-        unit = 2048 * args.num_envs
+        unit = args.num_steps * args.num_envs
         warmup, steps = unit, 8 * unit
-        flags += ["--num-steps", "2048", "--target-kl", "None"]
+        flags += ["--num-steps", str(args.num_steps), "--target-kl", "None"]
     elif script == "sac_continuous.py":
         warmup, steps = 1_000, 1_500
         flags += ["--learning-starts", "500"]
@@ -208,6 +210,22 @@ def measure_script(name: str, case: Case, began: float) -> dict[str, float]:
     return clocks.result(clocks.step - case.warmup) | starts
 
 
+def library_settings(library: str, name: str, ours: Any) -> dict[str, Any]:
+    """What a library's algorithm takes, in its own names, to have the hyper-parameters that the script has."""
+    settings = {"policy": "MlpPolicy", "gamma": ours.gamma, "seed": ours.seed}
+    if name == "ppo_continuous.py":
+        settings |= {"batch_size": ours.minibatch_size, "n_steps": ours.num_steps, "n_epochs": ours.update_epochs}
+        settings |= {"learning_rate": ours.learning_rate, "gae_lambda": ours.gae_lambda, "clip_range": ours.clip_coef}
+        settings |= {"ent_coef": ours.ent_coef, "vf_coef": ours.vf_coef, "max_grad_norm": ours.max_grad_norm}
+        settings["normalize_advantage"] = ours.norm_adv
+        if library == "sb3":
+            settings["clip_range_vf"] = ours.clip_coef if ours.clip_vloss else None
+    else:
+        settings |= {"batch_size": ours.batch_size, "learning_rate": ours.policy_lr, "buffer_size": ours.buffer_size}
+        settings |= {"tau": ours.tau, "learning_starts": ours.learning_starts, "train_freq": 1, "gradient_steps": -1}
+    return settings
+
+
 def measure_library(library: str, name: str, case: Case, args: Args) -> dict[str, float]:
     """Seconds a step of a library's algorithm, at the hyper-parameters that the script has with these flags."""
     import gymnasium as gym
@@ -225,22 +243,12 @@ def measure_library(library: str, name: str, case: Case, args: Args) -> dict[str
             return True
 
     envs: VecEnv = DummyVecEnv([partial(gym.make, args.env_id) for _ in range(args.num_envs)])
-    common = {"policy": "MlpPolicy", "gamma": ours.gamma, "batch_size": ours.batch_size, "seed": ours.seed}
-    if library == "sb3":
-        common["device"] = "auto" if args.cuda else "cpu"
     if name == "ppo_continuous.py":
         envs = VecNormalize(envs, gamma=ours.gamma)
-        common |= {"batch_size": ours.minibatch_size, "n_steps": ours.num_steps, "n_epochs": ours.update_epochs}
-        common |= {"learning_rate": ours.learning_rate, "gae_lambda": ours.gae_lambda, "clip_range": ours.clip_coef}
-        common |= {"ent_coef": ours.ent_coef, "vf_coef": ours.vf_coef, "max_grad_norm": ours.max_grad_norm}
-        common["normalize_advantage"] = ours.norm_adv
-        if library == "sb3":
-            common["clip_range_vf"] = ours.clip_coef if ours.clip_vloss else None
-        model = module.PPO(env=envs, **common)
-    else:
-        common |= {"learning_rate": ours.policy_lr, "buffer_size": ours.buffer_size, "tau": ours.tau}
-        common |= {"learning_starts": ours.learning_starts, "train_freq": 1, "gradient_steps": -1}
-        model = module.SAC(env=envs, **common)
+    settings = library_settings(library, name, ours)
+    if library == "sb3":
+        settings["device"] = "auto" if args.cuda else "cpu"
+    model = getattr(module, name[:3].upper())(env=envs, **settings)
     with suppress(Measured):
         model.learn(case.warmup + 2 * case.steps, callback=Tick())
     return clocks.result(clocks.step - case.warmup)
@@ -348,7 +356,8 @@ def pinned(threads: int) -> Iterator[None]:
 
 def run_measurement(what: str, script: str, args: Args) -> dict[str, float]:
     """One measurement in a process and a folder of its own. `what` is the script, a library, or the limit."""
-    shared = ["--env-id", args.env_id, "--num-envs", str(args.num_envs), "--threads", str(args.threads)]
+    shared = ["--env-id", args.env_id, "--threads", str(args.threads)]
+    shared += ["--num-envs", str(args.num_envs), "--num-steps", str(args.num_steps)]
     shared += ["--cuda"] if args.cuda else []
     shared += ["--steps", str(args.steps)] if args.steps is not None else []
     words = ["--script", script, "--measure", f"{what}@{time.time()}", *shared]
@@ -404,7 +413,7 @@ def describe(script: str, results: dict[str, list[dict[str, float]]], args: Args
 
 def main(args: Args) -> None:
     """Takes turns, prints the tables, and writes them."""
-    for name in ("num_envs", "rounds", "threads", "steps"):
+    for name in ("num_envs", "num_steps", "rounds", "threads", "steps"):
         if (value := getattr(args, name)) is not None and value < 1:
             fail(f"--{name.replace('_', '-')} takes an integer from 1, not {value}")
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -434,6 +443,7 @@ def main(args: Args) -> None:
     described = [describe(script, results[script], args) for script in args.script]
     where = [f"{n} {word}{'s' * (n > 1)}" for n, word in ((args.num_envs, "environment"), (args.threads, "thread"))]
     where = [args.env_id, *where] if any(name.endswith("_continuous.py") for name in args.script) else where[1:]
+    where += [f"rollouts of {args.num_steps:,} steps"] if "ppo_continuous.py" in args.script else []
     where += ["on the GPU if there is one"] if args.cuda else []
     lines = [f"{', '.join(where)}, {args.rounds} rounds: median (least to greatest)", ""]
     lines += ["| | steps/s | wall time, times ours | processor time, times ours |", "|---|---|---|---|"]

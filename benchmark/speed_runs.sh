@@ -7,5 +7,6 @@ speed() { python -m benchmark.speed "${@:2}" --output "benchmark/results/speed_$
 speed ppo --script ppo_continuous.py --against sb3 sbx
 speed sac --script sac_continuous.py --against sb3 sbx
 speed ppo_8 --script ppo_continuous.py --num-envs 8 --steps 32768 --against sb3
+speed ppo_8_short --script ppo_continuous.py --num-envs 8 --num-steps 256 --steps 32768 --against sb3
 speed selfplay --script ppo_selfplay.py sac_selfplay.py
 OMP_NUM_THREADS=1 python -m benchmark.checkpoints sac_continuous --env-id HalfCheetah-v5 --updates-per-step 0 --eval-freq 0 --no-cuda
