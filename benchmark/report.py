@@ -34,6 +34,7 @@ import numpy as np
 import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 
@@ -419,6 +420,8 @@ def draw(groups: Groups, scales: dict[str, tuple[float, float]], over_time: bool
                 axes.plot(x, points[:, 2], "o", color=color, markersize=4, label=f"{exp_name} ({len(group)})")
         axes.set_title(env_id if panel_key == RETURN else f"{env_id}: {describe_key(panel_key)}")
         axes.set_xlabel("minutes of training" if over_time else "environment steps")
+        if not over_time:
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k
         if panel_key == RETURN:
             axes.set_ylabel("return")
         elif panel_key.startswith("selfplay/"):
