@@ -14,7 +14,8 @@ Its recipe is one line of flags:
     --target-kl None --log-std-init 0 --log-std-min -20 --obs-epsilon 1e-8
 
 It has 787 on Ant-v5, 1,870 on HalfCheetah-v5, 2,889 on Hopper-v5, 4,645 on Walker2d-v5 and 7,040 on InvertedDoublePendulum-v5;
-the defaults have 3,629, 6,532, 2,951, 3,765 and 9,332 (1,000,000 steps, final deterministic policies, means of five seeds).
+the defaults have 3,629, 6,532, 2,951, 3,765 and 9,332 (1,000,000 steps, final deterministic policies, means of five seeds;
+its second to fourth number are of an earlier commit).
 What they change in it, and why (what was tried, with all numbers: `benchmark/results/ppo_recipe.md`):
 - Less noise at the start, exp(-0.75) of half the action range in the place of 1: with more, HalfCheetah ends in the lower of
   its two optima; with less, Hopper learns late. It never falls below exp(-1.25): a policy that hardly tries anything does not

@@ -36,7 +36,7 @@ case $1 in
         report ppo_ablation sweeps/ppo_1m{,_reference}/runs/{HalfCheetah,Walker2d}* \
             sweeps/ppo_{one_environment,together,usual_adam,lambda_0.95,std_1,clipped_value,norm_adv,no_least_std,obs_epsilon,all_epochs}/runs/*
         ;;
-    ppo_per_task) # flags that help one task, after `ppo`, twenty minutes
+    ppo_per_task) # flags that may help one task, after `ppo`
         tuned() { ppo ppo_tuned sweeps/ppo_tuned "$1" --total-timesteps 1000000 "${@:2}"; }
         tuned HalfCheetah-v5 --gamma 0.995
         tuned Ant-v5 --log-std-min -2
@@ -47,7 +47,7 @@ case $1 in
             --folder sweeps/sac_100k -- --total-timesteps 100000 --eval-freq 20000 --no-cuda
         report sac sweeps/sac_100k/runs/*
         ;;
-    sac_recipe) # SAC's defaults and one change to them at a time, two hours
+    sac_recipe) # SAC's defaults and one change to them at a time
         sac() { # EXPERIMENT SCRIPT FLAGS
             sweep --script "$2" --exp-name "$1" --folder "sweeps/$1" --env-ids HalfCheetah-v5 Hopper-v5 --num-seeds 3 --workers 2 \
                 -- --total-timesteps 30000 --eval-freq 10000 --no-cuda "${@:3}"
@@ -58,6 +58,7 @@ case $1 in
         sac sac_half_target_entropy "$repository/sac_continuous.py" --target-entropy-scale 0.5
         # the log standard deviation within [-5, 2] by a tanh, as in CleanRL, which begins at -1.5; not clamped to [-20, 2]
         sed 's/log_std.clamp(-20.0, 2.0)/-5.0 + 3.5 * (log_std.tanh() + 1.0)/' "$repository/sac_continuous.py" >sac_tanh_log_std.py
+        ! cmp --silent "$repository/sac_continuous.py" sac_tanh_log_std.py || { echo "sac_tanh_log_std.py changes nothing" && exit 1; }
         sac sac_tanh_log_std sac_tanh_log_std.py
         report sac_recipe sweeps/sac_{continuous,policy_lr_3e-4,all_lr_3e-4,half_target_entropy,tanh_log_std}/runs/*
         ;;
