@@ -36,6 +36,8 @@ def main(name: str, *words: str) -> None:
     began = time.perf_counter()
     script.main(script.parse_args(list(words)))
     total = time.perf_counter() - began
+    if not folders:
+        fail("the words after the script's name take what trains, and not --evaluate")
     (folder,) = folders
     size = sum(path.stat().st_size for path in folder.rglob("*") if "checkpoint" in str(path.relative_to(folder)))
     share = f"{sum(seconds):.2f} s in all, {sum(seconds) / total:.2%} of {total:.0f} s"

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import tyro
@@ -104,7 +105,9 @@ def make_case(script: str, args: Args) -> Case:
     else:
         warmup, steps = 20_000, 40_000
         flags += ["--window", "8", "--save-steps", "2000", "--play-against-latest-model-ratio", "0"]
-    return Case(tuple(flags), warmup, -(-(args.steps or steps) // unit) * unit)
+    steps = -(-(args.steps or steps) // unit) * unit
+    flags += ["--total-timesteps", str(10 * (warmup + steps))]  # more than are measured; the end of annealing changes no speed
+    return Case(tuple(flags), warmup, steps)
 
 
 # === One measurement ==================================================================================================
@@ -335,9 +338,10 @@ def measure_limit(name: str, case: Case, args: Args) -> dict[str, float]:
 
 
 def processor_environment(args: Args) -> dict[str, str]:
-    """Variables that keep PyTorch, NumPy and JAX to these threads."""
+    """Variables that keep PyTorch, NumPy and JAX to these threads, and JAX to the CPU unless --cuda is given."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")
-    return dict(os.environ) | dict.fromkeys(names, str(args.threads)) | {"PYTHONPATH": str(REPOSITORY)}
+    platforms = {} if args.cuda else {"JAX_PLATFORMS": "cpu"}
+    return dict(os.environ) | dict.fromkeys(names, str(args.threads)) | platforms | {"PYTHONPATH": str(REPOSITORY)}
 
 
 @contextmanager
@@ -388,8 +392,7 @@ def measure(args: Args) -> None:
 def middle(values: list[float], digits: str) -> str:
     """Median, least and greatest."""
     ordered = sorted(values)
-    median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-    return f"{median:{digits}} ({ordered[0]:{digits}} to {ordered[-1]:{digits}})"
+    return f"{median(ordered):{digits}} ({ordered[0]:{digits}} to {ordered[-1]:{digits}})"
 
 
 def describe(script: str, results: dict[str, list[dict[str, float]]], args: Args) -> tuple[list[str], str, str]:
@@ -402,7 +405,7 @@ def describe(script: str, results: dict[str, list[dict[str, float]]], args: Args
         ratios = [middle([y[key] / x[key] for x, y in zip(ours, theirs, strict=True)], ".2f") for key in ("wall", "processor")]
         rows.append(f"| {library} | {speed} | {' | '.join(ratios)} |")
     parts = [[x.get(part, 0.0) / x["wall"] for x in ours] for part in ("environment", "acting", "replay", "update")]
-    shares = [f"{sorted(part)[len(part) // 2]:.0%}" for part in parts]
+    shares = [f"{median(part):.0%}" for part in parts]
     limits = ["", ""]
     if "limit" in results:
         pairs = list(zip(ours, results["limit"], strict=True))

@@ -15,8 +15,8 @@ run's journal and locks it, and the script inherits the lock. So whatever was ki
 never started twice.
 
 Of a script it asks for --env-id, --exp-name and --seed; that it writes runs/{env_id}__{exp_name}__{seed}__{timestamp}, where
---resume FOLDER goes on from checkpoint.pt, or refuses with the words of NOTHING_LEFT; that SIGTERM makes it write a checkpoint
-and end; and exit statuses: 0 finished, 1 failed, 2 bad arguments.
+--resume FOLDER goes on from checkpoint.pt, or refuses with the words of NOTHING_LEFT or UNREADABLE; that SIGTERM makes it write
+a checkpoint and end; and exit statuses: 0 finished, 1 failed, 2 bad arguments.
 
 The sweep's own exit status: 0 all runs finished, 1 a run failed, 2 bad arguments, 130 or 143 stopped by Ctrl-C or SIGTERM.
 """
@@ -53,6 +53,7 @@ from benchmark import fail
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NOTHING_LEFT = "--resume takes a run that has not finished"  # what a script says of a run that has
+UNREADABLE = "--resume takes a run folder with"  # of one that it cannot read; other refusals pass, such as W&B's
 POLL_SECONDS = 0.1
 PROGRESS_SECONDS = 60.0  # between two reports of what is running, where there is no terminal
 
@@ -198,13 +199,14 @@ def last_record(job: Job) -> dict[str, Any]:
 def next_command(job: Job) -> list[str]:
     """The command that finishes a run, empty if it has finished.
 
-    It begins anew if there is no checkpoint, or if the script refused to go on from it the last time.
+    It begins anew if there is no checkpoint, or if the script could not read it the last time.
     """
     last = last_record(job)
     if last.get("exit") == 0 and (job.folder / last["run"]).is_dir():
         return []
     runs = [run for run in find_runs(job) if (run / "checkpoint.pt").exists() or (run / "checkpoint.previous.pt").exists()]
-    if not runs or (last.get("exit") == 2 and "--resume" in last["command"]):
+    is_refused = last.get("exit") == 2 and "--resume" in last["command"]
+    if not runs or (is_refused and any(UNREADABLE in line for line in read_log(job))):
         return job.command
     return [sys.executable, str(job.script), "--resume", str(runs[-1].relative_to(job.folder))]
 
@@ -395,7 +397,7 @@ def job_command(args: Args, job: Job, index: str) -> str:
 
 def connect_local(jobs: Sequence[Job], args: Args) -> Start:
     """Returns what starts a run's process on this machine, beyond the terminal's Ctrl-C, with its share of cores and GPUs."""
-    gpus = find_gpus()
+    gpus = [] if "--no-cuda" in jobs[0].extra else find_gpus()
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1  # that this process may use
     if gpus and args.workers > len(gpus) * args.runs_per_gpu:
         fail(f"--workers takes at most the number of GPUs times --runs-per-gpu, {len(gpus) * args.runs_per_gpu}")

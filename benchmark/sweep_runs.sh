@@ -37,10 +37,10 @@ case $1 in
             sweeps/ppo_{one_environment,together,usual_adam,lambda_0.95,std_1,clipped_value,norm_adv,no_least_std,obs_epsilon,all_epochs}/runs/*
         ;;
     ppo_per_task) # flags that may help one task, after `ppo`
-        tuned() { ppo ppo_tuned sweeps/ppo_tuned "$1" --total-timesteps 1000000 "${@:2}"; }
-        tuned HalfCheetah-v5 --gamma 0.995
-        tuned Ant-v5 --log-std-min -2
-        report ppo_per_task sweeps/ppo_1m/runs/{HalfCheetah,Ant}* sweeps/ppo_tuned/runs/*
+        tuned() { ppo "$1" "sweeps/$1" "$2" --total-timesteps 1000000 "${@:3}"; }
+        tuned ppo_gamma_0.995 HalfCheetah-v5 --gamma 0.995
+        tuned ppo_least_std_-2 Ant-v5 --log-std-min -2
+        report ppo_per_task sweeps/ppo_1m/runs/{HalfCheetah,Ant}* sweeps/ppo_{gamma_0.995,least_std_-2}/runs/*
         ;;
     sac) # two and a half hours
         sweep --script "$repository/sac_continuous.py" --env-ids HalfCheetah-v5 Hopper-v5 Walker2d-v5 --num-seeds 3 --workers 2 \

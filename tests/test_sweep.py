@@ -308,6 +308,18 @@ def test_a_refused_checkpoint_is_given_up(run: Sweep) -> None:
     assert sweep.next_command(job_of(Path("sweep"))) == job_of(Path("sweep")).command
 
 
+def test_a_refusal_that_passes_gives_up_nothing(run: Sweep) -> None:
+    """Only a checkpoint that cannot be read is left behind; without a network, say, it serves the next time."""
+    assert run().status == 0
+    job = job_of(Path("sweep"))
+    resume = [*sweep.next_command(job), "toy.py", "--resume", records(job.name)[-1]["run"]]
+    job.journal.write_text(json.dumps({"command": resume, "exit": 2, "run": ""}) + "\n")
+    refusals = {"--track takes a W&B account": "--resume", "--resume takes a run folder with the args.json": "--seed"}
+    for refusal, word in refusals.items():
+        job.log.write_text(f"$ python toy.py\nerror: {refusal}: more\n")
+        assert word in sweep.next_command(job)
+
+
 def test_the_newest_run_counts(tmp_path: Path) -> None:
     """Numbers are compared as numbers, and seed 1 is not seed 11 or another experiment's."""
     for name in ("1__999", "1__1000-10", "1__1000-9", "1__1000", "11__2000", "1__2000__1__3000", "1__x"):
@@ -388,6 +400,7 @@ def test_gpus_are_shared_out(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> Non
     assert sorted(fact["gpu"] for fact in facts()) == ["GPU-aa-1", "GPU-aa-1", "GPU-bb-2", "GPU-bb-2"]
     (entry,) = json.loads(Path("sweep/manifest.json").read_text())
     assert entry["gpus"][1] == "GPU 1: NVIDIA B (UUID: GPU-bb-2)"
+    assert run("--folder", "none", "--num-seeds", "3", "--workers", "3", "--", "--no-cuda").status == 0  # needs no GPU
 
     mig = "  MIG 1g.18gb     Device  {}: (UUID: MIG-{})"
     add_command("nvidia-smi", f"echo 'GPU 0: A (UUID: GPU-aa)'; echo '{mig.format(0, 'x')}'; echo '{mig.format(1, 'y')}'")
@@ -446,6 +459,8 @@ def test_words_of_the_scripts_are_understood(name: str, tmp_path: Path) -> None:
     """The lines that each script prints, as they stand in its source, and only the progress of the last attempt."""
     source = (ROOT / f"{name}.py").read_text()
     assert f'fail(f"{sweep.NOTHING_LEFT}' in source
+    assert f'fail(f"{sweep.UNREADABLE} a whole checkpoint' in source
+    assert f'fail(f"{sweep.UNREADABLE} the args.json' in source.replace("--{flag} takes", "--resume takes")
     (template,) = re.findall(r'f"(step \{.*? steps/s)', source)
     line = template.format(global_step=12_000, total_steps=200_000, steps_per_second=1234.4)
     job = job_of(tmp_path)

@@ -16,6 +16,7 @@ for flag in ("env-id", "exp-name", "resume", "note"):
 parser.add_argument("--seed", type=int)
 parser.add_argument("--total-timesteps", type=int, default=2)
 parser.add_argument("--breaks", default="", help="fails for seed 2 as long as this file exists")
+parser.add_argument("--no-cuda", action="store_true")
 parser.add_argument("--stubborn", type=int, help="seed that does not heed signals")
 args = parser.parse_args()
 stops: list[int] = []
