@@ -597,13 +597,21 @@ def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor
     return u.tanh(), (log_normal - log_det).sum(-1)
 
 
+def target_entropies(agent: Agent, masks: Tensor, args: Args) -> Tensor:
+    """What the entropies are driven to: (batch_size, num_branches) by the number of legal actions, or for Box (1,)."""
+    if isinstance(agent.actor, CategoricalActor):
+        return args.discrete_target_entropy_scale * agent.per_branch(masks.float()).log()
+    return torch.full((1,), -args.target_entropy_scale * agent.actor.action_dim, device=masks.device)
+
+
 @torch.no_grad()
 def compute_td_target(
     agent: Agent, rewards: Tensor, next_obs: Tensor, next_masks: Tensor, terminations: Tensor, noise: Tensor, args: Args
 ) -> Tensor:
     """What both critics regress on (batch_size,): reward plus discounted soft value of the next state (2018b, eq. 2 and 3).
 
-    Discrete: the expectation over actions, exactly, averaged over branches (2019, eq. 10).
+    Discrete: the expectation over actions, exactly, averaged over branches (2019, eq. 10). Entropy counts by how far it is from
+    its target, so that its mean is near zero, as in Yu, Zhang and Xu 2022 (https://arxiv.org/abs/2201.12434, SACZero).
     """
     policy, alpha = agent.actor(next_obs), agent.log_alpha.exp()
     if isinstance(agent.actor, CategoricalActor):
@@ -614,6 +622,7 @@ def compute_td_target(
         mean, log_std = policy.chunk(2, dim=-1)
         next_actions, next_log_prob = sample_actions(mean, log_std, noise)
         next_values = agent.qf_target(next_obs, next_actions).amin(0).squeeze(-1) - alpha * next_log_prob
+    next_values = next_values - (alpha * target_entropies(agent, next_masks, args)).mean(-1)
     return rewards + args.gamma * (1.0 - terminations) * next_values
 
 
@@ -650,13 +659,6 @@ def compute_actor_loss(agent: Agent, obs: Tensor, masks: Tensor, noise: Tensor) 
         metrics = {"losses/action_magnitude": actions.abs().mean(), "losses/policy_mean": mean.mean()}
         metrics["losses/policy_std"] = log_std.exp().mean()
     return actor_loss, entropies, metrics | {"losses/actor_loss": actor_loss, "losses/entropy": entropies.sum(-1).mean()}
-
-
-def target_entropies(agent: Agent, masks: Tensor, actions: Tensor, args: Args) -> Tensor:
-    """What the entropies are driven to: (batch_size, num_branches) by the number of legal actions, or for Box (1,)."""
-    if agent.branches:
-        return args.discrete_target_entropy_scale * agent.per_branch(masks.float()).log()
-    return torch.full((1,), -args.target_entropy_scale * actions.shape[1], device=actions.device)
 
 
 def compute_alpha_loss(agent: Agent, entropies: Tensor, targets: Tensor) -> tuple[Tensor, Metrics]:
@@ -718,7 +720,7 @@ def compute_actor_gradient(
     gradient, alpha_gradient = compute_gradient(actor_loss, agent.actor.parameters()), None
     metrics["losses/actor_grad_norm"] = gradient.norm()
     if args.autotune:
-        alpha_loss, alpha_metrics = compute_alpha_loss(agent, entropies, target_entropies(agent, masks, actions, args))
+        alpha_loss, alpha_metrics = compute_alpha_loss(agent, entropies, target_entropies(agent, masks, args))
         alpha_gradient, metrics = compute_gradient(alpha_loss, [agent.log_alpha]), metrics | alpha_metrics
     return gradient, alpha_gradient, {name: value.detach() for name, value in metrics.items()}
 

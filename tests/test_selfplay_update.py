@@ -331,7 +331,7 @@ def brute_force_soft_value(logits: Tensor, mask: Tensor, q: Tensor, alpha: Tenso
 
 @pytest.mark.parametrize("branches", BRANCHES, ids=str)
 def test_td_target_is_an_expectation_over_joint_actions(branches: tuple[int, ...]) -> None:
-    """Each target against the sum over all legal joint actions; a termination's is the reward."""
+    """Against the sum over all legal joint actions, less what the wanted entropy pays; a termination's is the reward."""
     torch.manual_seed(0)
     agent, args = make_sac(branches)
     _, _, _, rewards, next_obs, next_masks, terminations = draw_batch(branches)
@@ -341,8 +341,10 @@ def test_td_target_is_an_expectation_over_joint_actions(branches: tuple[int, ...
     for i in range(12):
         q = torch.where(first[i] < second[i], first[i], second[i])
         value = brute_force_soft_value(logits[i], next_masks[i], q, alpha, branches).item()
+        wanted = [0.2 * math.log(int(part.sum())) for part in next_masks[i].split(branches)]
+        value -= sum(a * entropy for a, entropy in zip(alpha.tolist(), wanted, strict=True)) / len(branches)
         expected = rewards[i].item() + (0.0 if terminations[i] else 0.9 * value)
-        assert targets[i].item() == pytest.approx(expected, rel=1e-9)
+        assert targets[i].item() == pytest.approx(expected, rel=1e-7)  # logs of numbers of actions are float32
     assert not targets.requires_grad
 
 
@@ -395,11 +397,11 @@ def test_target_entropy_counts_legal_actions() -> None:
     masks[0, [1, 10]] = True  # forced in both
     masks[1, [0, 2, 3, 4, 5]] = True  # three and two
     masks[2] = True
-    targets = sac_selfplay.target_entropies(agent, masks, torch.zeros(3, 2), args)
+    targets = sac_selfplay.target_entropies(agent, masks, args)
     expected = [[0.0, 0.0], [math.log(3), math.log(2)], [math.log(4), math.log(50)]]
     np.testing.assert_allclose(targets, 0.2 * np.array(expected), atol=1e-6)
     agent, args = make_sac((), target_entropy_scale=0.5)
-    box = sac_selfplay.target_entropies(agent, torch.zeros(3, 0, dtype=torch.bool), torch.zeros(3, 2), args)
+    box = sac_selfplay.target_entropies(agent, torch.zeros(3, 0, dtype=torch.bool), args)
     assert box.tolist() == [-1.0]
 
 
@@ -480,6 +482,10 @@ class Reference:
             obs = torch.relu(obs @ params[f"net.{layer}.weight"][i] + params[f"net.{layer}.bias"][i, 0])
         return obs @ params["net.4.weight"][i] + params["net.4.bias"][i, 0]
 
+    def wanted(self, mask: Tensor) -> list[float]:
+        """The entropies that the branches should have."""
+        return [self.args.discrete_target_entropy_scale * math.log(int(part.sum())) for part in mask.split(list(self.branches))]
+
     def soft_value(self, params: Params, obs: Tensor, mask: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Mean over branches of the expected value plus alpha times the entropy, and the entropies."""
         q = torch.minimum(self.values(params, 0, obs), self.values(params, 1, obs)).detach()
@@ -497,7 +503,9 @@ class Reference:
         n, args = len(batch[0]), self.args
         loss = torch.zeros(()).double()
         for obs, _, action, reward, next_obs, next_mask, termination in zip(*batch, strict=True):
-            target = reward + (args.gamma * self.soft_value(self.qf_target, next_obs, next_mask)[0] if not termination else 0.0)
+            value = self.soft_value(self.qf_target, next_obs, next_mask)[0]
+            value = value - (self.log_alpha.exp() * torch.tensor(self.wanted(next_mask)).double()).mean()
+            target = reward + (args.gamma * value if not termination else 0.0)
             for i in range(2):
                 parts = values_of_parts(self.values(self.qf, i, obs), tuple(action.int().tolist()), self.branches)
                 loss = loss + (sum(parts) / len(parts) - target.detach()) ** 2 / n
@@ -509,8 +517,7 @@ class Reference:
             if args.autotune:
                 alpha_loss = torch.zeros(()).double()
                 for (_, entropies), mask in zip(results, batch[1], strict=True):
-                    for k, part in enumerate(mask.split(list(self.branches))):
-                        wanted = args.discrete_target_entropy_scale * math.log(int(part.sum()))
+                    for k, wanted in enumerate(self.wanted(mask)):
                         gap = entropies[k].item() - wanted
                         alpha_loss = alpha_loss + self.log_alpha[k].exp() * gap / (n * len(self.branches))
                 self.alpha_adam.step(alpha_loss)
@@ -573,7 +580,10 @@ class SingleAgent(nn.Module):
 
 @pytest.mark.parametrize("flags", [{}, {"autotune": False, "norm_obs": True, "target_entropy_scale": 0.5}], ids=str)
 def test_sac_for_box_actions_is_the_single_agent_scripts(flags: dict[str, Any]) -> None:
-    """On the same weights, batches and random numbers: every metric, and every weight after five updates."""
+    """On the same weights, batches and random numbers: every metric, and every weight after five updates.
+
+    There the entropy counts as a whole: what its target takes from the value comes in by the rewards.
+    """
     torch.manual_seed(0)
     agent, args = make_sac((), **flags)
     agent.obs_rms.update(3 * torch.randn(50, 5) + 1)
@@ -591,6 +601,8 @@ def test_sac_for_box_actions_is_the_single_agent_scripts(flags: dict[str, Any]) 
         batch = obs, no_masks, actions, rewards, next_obs, no_masks, ends
         metrics = sac_selfplay.update(agent, ours, batch, args, num_updates)
         torch.manual_seed(num_updates)
+        wanted = -2 * args.target_entropy_scale
+        rewards = rewards - 0.9 * (1.0 - ends) * single.log_alpha.detach().exp() * wanted
         expected = sac_continuous.update(single, theirs, (obs, actions, rewards, next_obs, ends), single_args, num_updates)  # type: ignore[arg-type]
         assert metrics.keys() == expected.keys()
         for name, value in expected.items():

@@ -64,13 +64,12 @@ class DiscGame:
     scripted_by_team: tuple[tuple[str, ...], ...]  # those that can play for a team
     acceleration: ClassVar[float]  # by a force of length 1
     drag: ClassVar[np.ndarray]  # (num_discs, 1), 1/s
-    view: ClassVar[np.ndarray]  # (num_discs, 1): -1 for discs that see the plane turned by 180 degrees, 1 for the others
     radius: ClassVar[float]  # of a disc
     max_steps: ClassVar[int] = 100
 
     def __init__(self, num_games: int) -> None:
         self.num_games = num_games
-        self.position = np.zeros((len(self.view), num_games), dtype=np.complex128)
+        self.position = np.zeros((len(self.drag), num_games), dtype=np.complex128)
         self.velocity = np.zeros_like(self.position)
         self.time = np.zeros(num_games, dtype=np.int64)  # in steps
         self.alive = [np.ones((num_games, len(team.agents)), dtype=bool) for team in self.teams]
@@ -91,6 +90,10 @@ class DiscGame:
 
     def observe(self, games: slice | np.ndarray) -> list[np.ndarray]:
         """Each team's observations of these games, (games, team_size, obs_dim) float32, in new arrays."""
+        raise NotImplementedError
+
+    def ahead(self) -> np.ndarray:
+        """Where each disc looks, in all games: vectors of length 1 (num_discs, num_games or 1), the x-axis of what it sees."""
         raise NotImplementedError
 
     def scripted_forces(self, name: str, team: int) -> np.ndarray:
@@ -138,7 +141,7 @@ class DiscGame:
         else:
             numbers = np.clip(numbers.astype(np.float64), -1, 1)
             forces = shorten(numbers[..., 0] + 1j * numbers[..., 1])
-        return self.view * forces.T
+        return self.ahead() * forces.T
 
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
         """A scripted player's actions in all games now, in the form `step` takes: discrete ones are nearest to its forces."""
@@ -180,15 +183,16 @@ def coverage(depth: np.ndarray) -> np.ndarray:
 class Sumo(DiscGame):
     """Two discs in a shrinking ring: the first to leave it loses, at the time limit the one farther from its centre.
 
-    The second player sees the plane turned by 180 degrees, and so are its forces. As the start does not change under that turn
-    and a swap of the players, the two sides are one and the same: a player plays the same on either.
+    Each player looks at the other: what it sees and its forces are turned so that the other is straight ahead, on the x-axis.
+    So nothing depends on a direction of the plane, which a player would have to learn again for each; and as the start does not
+    change under a turn by 180 degrees and a swap of the players, the two sides are one: a player plays the same on either.
     """
 
     scripted = ("random", "charge", "centre")
     scripted_by_team = (scripted, scripted)
     acceleration = 1.75
     drag = np.ones((2, 1))
-    view = np.array([[1.0], [-1.0]])
+    sides = np.array([[1.0], [-1.0]])  # the second disc's start is the first one's, turned by 180 degrees
     radius = 0.15
     last_ring = 0.2  # radius of the ring at the time limit
     stiffness, damping = 8.0, 4.0  # the forces of the scripted player centre for a distance of 1 and for a speed of 1
@@ -197,7 +201,7 @@ class Sumo(DiscGame):
         if actions not in BRANCHES:
             raise ValueError(f"actions must be one of {', '.join(BRANCHES)}, not {actions!r}")
         branches = BRANCHES[actions]
-        self.teams = tuple(Team(name, "sumo", (f"{name}_0",), 13, len(branches) or 2, branches) for name in ("left", "right"))
+        self.teams = tuple(Team(name, "sumo", (f"{name}_0",), 11, len(branches) or 2, branches) for name in ("left", "right"))
         super().__init__(num_games)
 
     def ring(self) -> np.ndarray:
@@ -207,8 +211,8 @@ class Sumo(DiscGame):
     def start(self, games: np.ndarray) -> None:
         angle, heading = self.start_rng.uniform(0, 2 * np.pi, (2, len(games)))
         distance, speed = self.start_rng.uniform(0.4, 0.7, len(games)), self.start_rng.uniform(0, 0.3, len(games))
-        self.position[:, games] = self.view * (distance * np.exp(1j * angle))
-        self.velocity[:, games] = self.view * (speed * np.exp(1j * heading))
+        self.position[:, games] = self.sides * (distance * np.exp(1j * angle))
+        self.velocity[:, games] = self.sides * (speed * np.exp(1j * heading))
         self.time[games] = 0
 
     def judge(self) -> tuple[np.ndarray, np.ndarray]:
@@ -223,26 +227,29 @@ class Sumo(DiscGame):
         games = np.flatnonzero(gap < 2 * self.radius)
         normal = unit(self.position[1, games] - self.position[0, games])
         parting_speed = ((self.velocity[1, games] - self.velocity[0, games]) * normal.conj()).real
-        self.velocity[:, games] += self.view * np.minimum(parting_speed, 0) * normal
-        self.position[:, games] -= self.view * (self.radius - gap[games] / 2) * normal  # overlapping discs are put side by side
+        self.velocity[:, games] += self.sides * np.minimum(parting_speed, 0) * normal
+        # Overlapping discs are put side by side.
+        self.position[:, games] -= self.sides * (self.radius - gap[games] / 2) * normal
+
+    def ahead(self) -> np.ndarray:
+        return self.sides * unit(self.position[1] - self.position[0])
 
     def observe(self, games: slice | np.ndarray) -> list[np.ndarray]:
-        position, velocity = self.view * self.position[:, games], self.view * self.velocity[:, games]  # (2, games)
-        # A player sees the other where the other sees itself, turned by 180 degrees.
-        to_other, velocity_to_other = -position[::-1] - position, -velocity[::-1] - velocity
+        position, velocity, ahead = self.position[:, games], self.velocity[:, games], self.ahead()[:, games]  # (2, games)
+        vectors = coordinates([x * ahead.conj() for x in (position, velocity, velocity[::-1] - velocity)])
         distance, ring = np.abs(position), np.broadcast_to(self.ring()[games], position.shape)
+        gap = np.broadcast_to(np.abs(position[1] - position[0]) - 2 * self.radius, position.shape)
         time_left = np.broadcast_to(self.time_left()[games], position.shape)
-        lengths = [np.abs(to_other) - 2 * self.radius, ring - distance, ring - distance[::-1], ring, time_left]
-        vectors = coordinates([position, velocity, to_other, velocity_to_other])
-        obs = np.concatenate([vectors, np.stack(lengths, axis=-1)], axis=-1, dtype=np.float32)  # (2, games, 13)
+        lengths = [gap, ring - distance, ring - distance[::-1], ring, time_left]
+        obs = np.concatenate([vectors, np.stack(lengths, axis=-1)], axis=-1, dtype=np.float32)  # (2, games, 11)
         return [obs[0][:, None], obs[1][:, None]]
 
     def scripted_forces(self, name: str, team: int) -> np.ndarray:
         """Charge pushes towards the other with full force; centre goes to the ring's centre and holds it."""
-        position = self.view * self.position
         if name == "charge":
-            return unit(-position[1 - team] - position[team])[None]
-        return shorten(-self.stiffness * position[team] - self.damping * self.view[team] * self.velocity[team])[None]
+            return np.ones((1, self.num_games), dtype=np.complex128)
+        force = -self.stiffness * self.position[team] - self.damping * self.velocity[team]
+        return shorten(force * self.ahead()[team].conj())[None]
 
     def floor(self) -> np.ndarray:
         return coverage(self.ring()[0] - np.abs(PIXELS))
@@ -262,7 +269,6 @@ class Pursuit(DiscGame):
     scripted_by_team = (("random", "chase"), ("random", "flee"))
     acceleration = 1.5
     drag = np.array([[2.5], [2.5], [1.5]])  # top speeds 0.6 and 1
-    view = np.ones((3, 1))
     radius = 0.08
     walls = 1 - radius  # the largest coordinate of a disc's centre
     head_start = 0.6  # the smallest distance from a pursuer to the evader at the start
@@ -294,6 +300,9 @@ class Pursuit(DiscGame):
         time_left = np.broadcast_to(self.time_left()[games], position.shape)
         obs = np.concatenate([np.stack(views), time_left[..., None]], axis=-1, dtype=np.float32)  # (3, games, 13)
         return [np.stack([obs[0], obs[1]], axis=1), obs[2][:, None]]
+
+    def ahead(self) -> np.ndarray:
+        return np.ones((3, 1))
 
     def scripted_forces(self, name: str, team: int) -> np.ndarray:
         """Chase heads for where the evader will be; flee for the place within its reach that is farthest from both pursuers."""
