@@ -13,9 +13,8 @@ Its recipe is one line of flags:
     --num-envs 1 --num-steps 2048 --adam-beta1 0.9 --adam-beta2 0.999 --gae-lambda 0.95 --norm-adv --clip-vloss
     --target-kl None --log-std-init 0 --log-std-min -20 --obs-epsilon 1e-8
 
-It has 787 on Ant-v5, 1,870 on HalfCheetah-v5, 2,889 on Hopper-v5, 4,645 on Walker2d-v5 and 7,040 on InvertedDoublePendulum-v5;
-the defaults have 3,629, 6,532, 2,951, 3,765 and 9,332 (1,000,000 steps, final deterministic policies, means of five seeds;
-its second to fourth number are of an earlier commit).
+It has 787 on Ant-v5, 1,771 on HalfCheetah-v5, 2,930 on Hopper-v5, 4,671 on Walker2d-v5 and 7,040 on InvertedDoublePendulum-v5;
+the defaults have 3,629, 6,532, 2,951, 3,765 and 9,332 (1,000,000 steps, final deterministic policies, means of five seeds).
 What they change in it, and why (what was tried, with all numbers: `benchmark/results/ppo_recipe.md`):
 - Less noise at the start, exp(-0.75) of half the action range in the place of 1: with more, HalfCheetah ends in the lower of
   its two optima; with less, Hopper learns late. It never falls below exp(-1.25): a policy that hardly tries anything does not
@@ -28,9 +27,9 @@ What they change in it, and why (what was tried, with all numbers: `benchmark/re
 - Both of Adam's moments decay by 0.99: with 0.9 and 0.999 the first large gradient after a quiet time, a fall, say, moves all
   parameters many times too far (Dohare et al. 2023, https://openreview.net/forum?id=m9Jfdz4ymO).
 - An iteration ends when the divergence of an epoch exceeds 0.03: ten epochs move the policy too far on Ant, and not on Hopper.
-- Sixteen environments for 128 steps each, which is as many transitions in half the time. Their first episodes are cut at
-  different steps: else a time limit would end all at once, and most rollouts would lack beginnings (Bharthulwar et al. 2025,
-  https://arxiv.org/abs/2511.21011).
+- Sixteen environments for 128 steps each, which is as many transitions with a sixteenth of the policy's calls. Their first
+  episodes are cut at different steps: else a time limit would end all at once, and most rollouts would lack beginnings
+  (Bharthulwar et al. 2025, https://arxiv.org/abs/2511.21011).
 
 What else differs, and why:
 - Termination ends the future, truncation does not: at a time limit the advantage trace is cut, and the value of the state that
