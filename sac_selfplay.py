@@ -21,6 +21,8 @@ What differs from that reference, and why:
   reference draws uniformly.
 - When the turn passes to another role all games begin anew, and the role whose turn ended leaves a snapshot of its last self.
 - Each transition of the replay buffer carries the age of its opponent, so that old ones can be left out of the minibatches.
+- Entropy counts in the value by how far it is from its target. As a whole it would cost the Box form alpha times the target at
+  each step, and pay the discrete ones: where all that is won or lost is 1, games would be cut short or drawn out for it.
 - Discrete and MultiDiscrete actions, with masks of legal ones: a head, an entropy coefficient and a target entropy a branch, as
   in ML-Agents, and averages over branches, so that large ones do not outweigh small ones. The target goes by the number
   of legal actions, so that forced moves ask for no entropy.
@@ -183,7 +185,7 @@ class Args:
     """entropy coefficient: its initial value, or its fixed value with --no-autotune"""
     autotune: bool = True
     """learn the entropy coefficient"""
-    target_entropy_scale: float = 2.0
+    target_entropy_scale: float = 1.0
     """Box actions: the policy's entropy is driven to minus this times the number of action dimensions"""
     discrete_target_entropy_scale: float = 0.2
     """discrete actions: that of each branch is driven to this times log n, for n legal actions"""
