@@ -73,7 +73,7 @@ def script_of(run: Path) -> ModuleType:
 
 
 def check_one_game(runs: list[Path]) -> None:
-    """Exits with one sentence if policies of these runs cannot meet, for their games or scripts are not the same."""
+    """Exits with one sentence if these runs have no table in common, for their games or scripts are not the same."""
     for run, name in itertools.product(runs, ("env_id", "env_kwargs", "teams", "symmetric", "norm_obs")):
         if read_args(run)[name] != read_args(runs[0])[name]:
             fail(f"RUNS takes runs of one --{name.replace('_', '-')}, and {runs[0]} and {run} differ in it")
@@ -111,6 +111,7 @@ def first_times(run: Path) -> dict[str, tuple[float, int]]:
 
 def print_scores(args: Scores) -> None:
     """A row a run, then the means."""
+    check_one_game(args.runs)
     rows = []
     for run in sorted(args.runs):
         script = script_of(run)

@@ -54,6 +54,10 @@ def test_bad_sets(other: dict[str, Any] | None, message: str, tmp_path: Path, ca
     error = capsys.readouterr().err
     assert error.startswith(f"error: {message.format(run=runs[1])}")
     assert error.count("\n") == 1
+    if other is not None:
+        with pytest.raises(SystemExit, match="2"):
+            print_scores(Scores(runs=runs))
+        assert capsys.readouterr().err == error
 
 
 def test_scores(selfplay: ModuleType, train_selfplay: Train, tmp_path: Path) -> None:
