@@ -21,6 +21,8 @@ What differs from that reference, and why:
   reference draws uniformly.
 - When the turn passes to another role all games begin anew, and the role whose turn ended leaves a snapshot of its last self.
 - Each transition of the replay buffer carries the age of its opponent, so that old ones can be left out of the minibatches.
+- Values are the mean of both critics and not the smaller one: outcomes from -1 to 1 hold back an overestimate by themselves,
+  and in a game that one side loses as the other wins the smaller one is a bias against whoever learns.
 - Entropy counts in the value by how far it is from its target. As a whole it would cost the Box form alpha times the target at
   each step, and pay the discrete ones: where all that is won or lost is 1, games would be cut short or drawn out for it.
 - Discrete and MultiDiscrete actions, with masks of legal ones: a head, an entropy coefficient and a target entropy a branch, as
@@ -618,12 +620,12 @@ def compute_td_target(
     policy, alpha = agent.actor(next_obs), agent.log_alpha.exp()
     if isinstance(agent.actor, CategoricalActor):
         log_probs = agent.actor.log_probs(policy, next_masks)
-        soft_values = agent.qf_target(next_obs).amin(0) - agent.per_action(alpha) * log_probs
+        soft_values = agent.qf_target(next_obs).mean(0) - agent.per_action(alpha) * log_probs
         next_values = agent.per_branch(log_probs.exp() * soft_values).mean(-1)
     else:
         mean, log_std = policy.chunk(2, dim=-1)
         next_actions, next_log_prob = sample_actions(mean, log_std, noise)
-        next_values = agent.qf_target(next_obs, next_actions).amin(0).squeeze(-1) - alpha * next_log_prob
+        next_values = agent.qf_target(next_obs, next_actions).mean(0).squeeze(-1) - alpha * next_log_prob
     next_values = next_values - (alpha * target_entropies(agent, next_masks, args)).mean(-1)
     return rewards + args.gamma * (1.0 - terminations) * next_values
 
@@ -649,14 +651,14 @@ def compute_actor_loss(agent: Agent, obs: Tensor, masks: Tensor, noise: Tensor) 
     policy, alpha = agent.actor(obs), agent.log_alpha.exp().detach()
     if isinstance(agent.actor, CategoricalActor):
         log_probs = agent.actor.log_probs(policy, masks)
-        soft_costs = agent.per_action(alpha) * log_probs - agent.qf(obs).amin(0).detach()
+        soft_costs = agent.per_action(alpha) * log_probs - agent.qf(obs).mean(0).detach()
         actor_loss = agent.per_branch(log_probs.exp() * soft_costs).mean()
         entropies = -agent.per_branch(log_probs.exp() * log_probs)
         metrics = {}
     else:
         mean, log_std = policy.chunk(2, dim=-1)
         actions, log_prob = sample_actions(mean, log_std, noise)
-        actor_loss = (alpha * log_prob - agent.qf(obs, actions).amin(0).squeeze(-1)).mean()
+        actor_loss = (alpha * log_prob - agent.qf(obs, actions).mean(0).squeeze(-1)).mean()
         entropies = -log_prob[:, None]  # an estimate from one action
         metrics = {"losses/action_magnitude": actions.abs().mean(), "losses/policy_mean": mean.mean()}
         metrics["losses/policy_std"] = log_std.exp().mean()
