@@ -21,8 +21,8 @@ What differs from that reference, and why:
   reference draws uniformly.
 - When the turn passes to another role all games begin anew, and the role whose turn ended leaves a snapshot of its last self.
 - Each transition of the replay buffer carries the age of its opponent, so that old ones can be left out of the minibatches.
-- Values are the mean of both critics and not the smaller one: outcomes from -1 to 1 hold back an overestimate by themselves,
-  and in a game that one side loses as the other wins the smaller one is a bias against whoever learns.
+- Values are the mean of both critics and not the smaller one (`--critics min`): outcomes from -1 to 1 hold back an overestimate
+  by themselves, and where one side loses as the other wins the smaller one is a bias against whoever learns.
 - Entropy counts in the value by how far it is from its target. As a whole it would cost the Box form alpha times the target at
   each step, and pay the discrete ones: where all that is won or lost is 1, games would be cut short or drawn out for it.
 - Discrete and MultiDiscrete actions, with masks of legal ones: a head, an entropy coefficient and a target entropy a branch, as
@@ -167,6 +167,8 @@ class Args:
     """discount factor"""
     tau: float = 0.02
     """share of the networks that moves into their targets at each target update"""
+    critics: Literal["mean", "min"] = "mean"
+    """what counts of both critics' values: their mean, or the smaller one, for rewards that are more than a game's outcome"""
     policy_frequency: int = 1
     """the actor is updated after every N updates of the critics, then N times in a row"""
     target_network_frequency: int = 1
@@ -445,7 +447,7 @@ class Agent(nn.Module):
 
     def __init__(self, team: Team, args: Args) -> None:
         super().__init__()
-        self.norm_obs = args.norm_obs
+        self.norm_obs, self.critics = args.norm_obs, args.critics
         self.branches = list(team.branches)
         self.obs_rms = RunningMeanStd((team.obs_dim,))
         self.actor = CategoricalActor(team) if team.branches else NormalActor(team)
@@ -458,6 +460,10 @@ class Agent(nn.Module):
     def normalize(self, obs: Tensor) -> Tensor:
         """Raw observations (..., obs_dim) to what the networks take."""
         return self.obs_rms.normalize(obs) if self.norm_obs else obs
+
+    def value(self, qf_values: Tensor) -> Tensor:
+        """Both critics' values (2, ...) to the one that counts (...)."""
+        return qf_values.mean(0) if self.critics == "mean" else qf_values.amin(0)
 
     def per_action(self, x: Tensor) -> Tensor:
         """A number a branch (num_branches,) to one an action (sum of branches,), the same for all actions of a branch."""
@@ -620,12 +626,12 @@ def compute_td_target(
     policy, alpha = agent.actor(next_obs), agent.log_alpha.exp()
     if isinstance(agent.actor, CategoricalActor):
         log_probs = agent.actor.log_probs(policy, next_masks)
-        soft_values = agent.qf_target(next_obs).mean(0) - agent.per_action(alpha) * log_probs
+        soft_values = agent.value(agent.qf_target(next_obs)) - agent.per_action(alpha) * log_probs
         next_values = agent.per_branch(log_probs.exp() * soft_values).mean(-1)
     else:
         mean, log_std = policy.chunk(2, dim=-1)
         next_actions, next_log_prob = sample_actions(mean, log_std, noise)
-        next_values = agent.qf_target(next_obs, next_actions).mean(0).squeeze(-1) - alpha * next_log_prob
+        next_values = agent.value(agent.qf_target(next_obs, next_actions)).squeeze(-1) - alpha * next_log_prob
     next_values = next_values - (alpha * target_entropies(agent, next_masks, args)).mean(-1)
     return rewards + args.gamma * (1.0 - terminations) * next_values
 
@@ -651,14 +657,14 @@ def compute_actor_loss(agent: Agent, obs: Tensor, masks: Tensor, noise: Tensor) 
     policy, alpha = agent.actor(obs), agent.log_alpha.exp().detach()
     if isinstance(agent.actor, CategoricalActor):
         log_probs = agent.actor.log_probs(policy, masks)
-        soft_costs = agent.per_action(alpha) * log_probs - agent.qf(obs).mean(0).detach()
+        soft_costs = agent.per_action(alpha) * log_probs - agent.value(agent.qf(obs)).detach()
         actor_loss = agent.per_branch(log_probs.exp() * soft_costs).mean()
         entropies = -agent.per_branch(log_probs.exp() * log_probs)
         metrics = {}
     else:
         mean, log_std = policy.chunk(2, dim=-1)
         actions, log_prob = sample_actions(mean, log_std, noise)
-        actor_loss = (alpha * log_prob - agent.qf(obs, actions).mean(0).squeeze(-1)).mean()
+        actor_loss = (alpha * log_prob - agent.value(agent.qf(obs, actions)).squeeze(-1)).mean()
         entropies = -log_prob[:, None]  # an estimate from one action
         metrics = {"losses/action_magnitude": actions.abs().mean(), "losses/policy_mean": mean.mean()}
         metrics["losses/policy_std"] = log_std.exp().mean()

@@ -460,6 +460,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "learning_starts": 128,
         "updates_per_step": 0.1,
         "tau": 0.5,
+        "critics": "min",
         "policy_frequency": 2,
         "target_network_frequency": 2,
         "policy_lr": 1e-2,

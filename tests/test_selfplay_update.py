@@ -329,17 +329,18 @@ def brute_force_soft_value(logits: Tensor, mask: Tensor, q: Tensor, alpha: Tenso
     return total
 
 
+@pytest.mark.parametrize("critics", ["mean", "min"])
 @pytest.mark.parametrize("branches", BRANCHES, ids=str)
-def test_td_target_is_an_expectation_over_joint_actions(branches: tuple[int, ...]) -> None:
+def test_td_target_is_an_expectation_over_joint_actions(branches: tuple[int, ...], critics: str) -> None:
     """Against the sum over all legal joint actions, less what the wanted entropy pays; a termination's is the reward."""
     torch.manual_seed(0)
-    agent, args = make_sac(branches)
+    agent, args = make_sac(branches, critics=critics)
     _, _, _, rewards, next_obs, next_masks, terminations = draw_batch(branches)
     targets = sac_selfplay.compute_td_target(agent, rewards, next_obs, next_masks, terminations, NO_NOISE, args)
     first, second = agent.qf_target(next_obs)
     alpha, logits = agent.log_alpha.exp(), agent.actor(next_obs)
     for i in range(12):
-        q = (first[i] + second[i]) / 2
+        q = (first[i] + second[i]) / 2 if args.critics == "mean" else torch.minimum(first[i], second[i])
         value = brute_force_soft_value(logits[i], next_masks[i], q, alpha, branches).item()
         wanted = [0.2 * math.log(int(part.sum())) for part in next_masks[i].split(branches)]
         value -= sum(a * entropy for a, entropy in zip(alpha.tolist(), wanted, strict=True)) / len(branches)
@@ -486,7 +487,8 @@ class Reference:
 
     def soft_value(self, params: Params, obs: Tensor, mask: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Mean over branches of the expected value plus alpha times the entropy, and the entropies."""
-        q = (self.values(params, 0, obs) + self.values(params, 1, obs)).detach() / 2
+        first, second = self.values(params, 0, obs).detach(), self.values(params, 1, obs).detach()
+        q = (first + second) / 2 if self.args.critics == "mean" else torch.minimum(first, second)
         alpha = self.log_alpha.detach().exp()
         policy = legal_policy(self.policy(obs), mask, self.branches)
         entropies = [branch.entropy() for _, branch in policy]
@@ -533,7 +535,9 @@ def sac_optimizers(agent: Any, args: Any) -> dict[str, torch.optim.Optimizer]:
 
 @pytest.mark.parametrize("branches", [(4,), (2, 5)], ids=str)
 @pytest.mark.parametrize(
-    "flags", [{}, {"autotune": False}, {"policy_frequency": 2, "target_network_frequency": 3, "tau": 0.3}], ids=str
+    "flags",
+    [{}, {"autotune": False, "critics": "min"}, {"policy_frequency": 2, "target_network_frequency": 3, "tau": 0.3}],
+    ids=str,
 )
 def test_sac_updates_against_a_second_implementation(branches: tuple[int, ...], flags: dict[str, Any]) -> None:
     """Five discrete updates: every weight, every target, every entropy coefficient."""
@@ -577,15 +581,13 @@ class SingleAgent(nn.Module):
 
 
 @pytest.mark.parametrize("flags", [{}, {"autotune": False, "norm_obs": True, "target_entropy_scale": 0.5}], ids=str)
-def test_sac_for_box_actions_is_the_single_agent_scripts(flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sac_for_box_actions_is_the_single_agent_scripts(flags: dict[str, Any]) -> None:
     """On the same weights, batches and random numbers: every metric, and every weight after five updates.
 
-    There the smaller value counts, here the mean of both; and the entropy as a whole: what its target takes from the value here
-    comes in by the rewards.
+    There the entropy counts as a whole: what its target takes from the value here comes in by the rewards.
     """
-    monkeypatch.setattr(torch.Tensor, "amin", torch.Tensor.mean)
     torch.manual_seed(0)
-    agent, args = make_sac((), **flags)
+    agent, args = make_sac((), critics="min", **flags)
     agent.obs_rms.update(3 * torch.randn(50, 5) + 1)
     agent.obs_rms.normalize = lambda x: (x - agent.obs_rms.mean) / agent.obs_rms.std  # type: ignore[method-assign] # float64
     single, single_args = SingleAgent(agent), sac_continuous.Args()
