@@ -93,8 +93,8 @@ class DiscGame:
         raise NotImplementedError
 
     def ahead(self) -> np.ndarray:
-        """Where each disc looks, in all games: vectors of length 1 (num_discs, num_games or 1), the x-axis of what it sees."""
-        raise NotImplementedError
+        """The x-axis of what each disc sees, in all games: vectors of length 1, (num_discs, num_games or 1)."""
+        return np.ones((len(self.drag), 1))
 
     def scripted_forces(self, name: str, team: int) -> np.ndarray:
         """The forces of a scripted player other than random, as its discs see the plane: (team_size, num_games)."""
@@ -300,9 +300,6 @@ class Pursuit(DiscGame):
         time_left = np.broadcast_to(self.time_left()[games], position.shape)
         obs = np.concatenate([np.stack(views), time_left[..., None]], axis=-1, dtype=np.float32)  # (3, games, 13)
         return [np.stack([obs[0], obs[1]], axis=1), obs[2][:, None]]
-
-    def ahead(self) -> np.ndarray:
-        return np.ones((3, 1))
 
     def scripted_forces(self, name: str, team: int) -> np.ndarray:
         """Chase heads for where the evader will be; flee for the place within its reach that is farthest from both pursuers."""
