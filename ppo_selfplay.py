@@ -97,7 +97,7 @@ class Args:
     cross_play_snapshots: int = 10
     """snapshots of each behaviour in that table, from the oldest in the pool to the last, evenly spaced"""
     deterministic: bool = True
-    """evaluate policies by their likeliest actions; where being predictable loses, --no-deterministic samples them"""
+    """play others by each policy's likeliest actions; where being predictable loses, --no-deterministic samples them"""
     evaluate: Path | None = None
     """do not train: play the snapshots of this run folder against each other, or its last policy --against another"""
     against: str | None = None
@@ -636,7 +636,10 @@ def describe(metrics: dict[str, float]) -> str:
 
 
 def cross_play_table(agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPool], args: Args) -> CrossPlay:
-    """The table of snapshots and scripted players against each other."""
+    """The table of snapshots and scripted players against each other.
+
+    Actions are sampled, as in training: likeliest ones make another player of a policy, whom no snapshot has met.
+    """
     env = make_env(args, 1)
     players = scripted_players(env)
     env.close()
@@ -645,7 +648,7 @@ def cross_play_table(agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPo
         snapshots = [pool.snapshots[round(i)] for i in np.linspace(0, len(pool.snapshots) - 1, num_snapshots)]
         players += [Player(f"step {snapshot.step:,}", behavior, snapshot.weights) for snapshot in snapshots]
     make_games, seed = partial(make_env, args), args.seed + 2_000_000
-    return cross_play(make_games, agents, players, args.cross_play_games, seed, args.deterministic)
+    return cross_play(make_games, agents, players, args.cross_play_games, seed)
 
 
 def evaluate_run(args: Args) -> None:

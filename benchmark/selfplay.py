@@ -4,8 +4,7 @@ against each other.
     python -m benchmark.selfplay scores runs/sumo__ppo_sumo__*
     python -m benchmark.selfplay versus --runs runs/sumo__ppo_sumo__* --against runs/sumo__ppo_sumo_latest__*
 
-Policies take their likeliest actions. Each run counts as one observation: means and 95% percentile-bootstrap intervals are over
-runs, or over the runs of both sets.
+Each run counts as one observation: means and 95% percentile-bootstrap intervals are over runs, or over the runs of both sets.
 """
 
 import csv
@@ -38,6 +37,8 @@ class Scores:
     """run folders"""
     games: int = 400
     """games against each scripted player"""
+    deterministic: bool = True
+    """policies take their likeliest actions; --no-deterministic samples them, as training does"""
     csv: Path | None = None
     """file for the raw numbers"""
 
@@ -52,6 +53,8 @@ class Versus:
     """run folders of the second set"""
     games: int = 200
     """games of each pair"""
+    deterministic: bool = True
+    """policies take their likeliest actions; --no-deterministic samples them, as training does"""
     csv: Path | None = None
     """file for the raw numbers"""
 
@@ -117,7 +120,7 @@ def print_scores(args: Scores) -> None:
         script = script_of(run)
         agents, pools, run_args = script.load_model(run, "evaluate")
         run_args.eval_games, run_args.seed = args.games, run_args.seed + 5_000_000
-        run_args.deterministic = True
+        run_args.deterministic = args.deterministic
         metrics, first = script.evaluate(agents, run_args, run), first_times(run)
         for behavior, agent in agents.items():
             agent.load_state_dict(pools[behavior].snapshots[0].weights, strict=False)
@@ -162,7 +165,7 @@ def print_versus(args: Versus) -> None:
     for behavior in agents:
         pairs = [(i, j) for i, j in all_pairs if players[i].behavior == behavior]
         make_games = partial(script.make_env, run_args)
-        results = play_pairs(make_games, agents, players, pairs, args.games, seed=7_000_000, deterministic=True)
+        results = play_pairs(make_games, agents, players, pairs, args.games, 7_000_000, args.deterministic)
         scores = results.mean(1).reshape(len(ours), len(theirs))
         print(f"{behavior}: {interval(scores)} over {len(ours)} x {len(theirs)} pairs of runs, {args.games} games a pair")
         names = [[run.name for run in sorted(runs)] for runs in (args.runs, args.against)]

@@ -362,6 +362,16 @@ def test_evaluation_prints_what_the_training_printed(
     assert len(against) == 3
 
 
+def test_the_table_samples_actions(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots meet as in training, with noise; scripted players meet likeliest actions, which take none."""
+    agents, pools, run_args = selfplay.load_model(train_selfplay(selfplay), "evaluate")
+    run_args.eval_games = run_args.cross_play_games = 2
+    monkeypatch.delattr(selfplay.Agent, "noise")
+    selfplay.evaluate(agents, run_args, Path())
+    with pytest.raises(AttributeError, match="noise"):
+        selfplay.cross_play_table(agents, pools, run_args)
+
+
 def test_statistics_are_part_of_the_model(selfplay: ModuleType, train_selfplay: Train) -> None:
     """A loaded policy normalises by what was saved: against the network alone, fed by hand."""
     folder = train_selfplay(selfplay, norm_obs=True, total_timesteps=128)
