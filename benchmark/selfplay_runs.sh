@@ -12,7 +12,11 @@ if [[ $1 == tables ]]; then
         sac_sumo sac_sumo_discrete sac_sumo_multidiscrete; do
         python -m benchmark.selfplay scores runs/*__"${name}"__* --csv "${results}_$name.csv"
     done
-    versus() { python -m benchmark.selfplay versus --runs runs/sumo__"$1"__* --against runs/sumo__"$2"__* --csv "${results}_$3.csv"; }
+    versus() { # with likeliest actions, then with sampled ones
+        sets=(--runs runs/sumo__"$1"__* --against runs/sumo__"$2"__*)
+        python -m benchmark.selfplay versus "${sets[@]}" --csv "${results}_$3.csv"
+        python -m benchmark.selfplay versus "${sets[@]}" --csv "${results}_$3_sampled.csv" --no-deterministic
+    }
     versus ppo_sumo ppo_sumo_latest pool_against_latest
     versus ppo_sumo ppo_sumo_uniform prioritized_against_uniform
     versus ppo_sumo_uniform ppo_sumo_latest uniform_against_latest
