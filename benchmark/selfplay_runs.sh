@@ -30,8 +30,8 @@ for seed in ${2:-1 2 3 4 5}; do
         ppo_sumo) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common ;;
         ppo_sumo_latest) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --play-against-latest-model-ratio 1 ;;
         ppo_sumo_uniform) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --opponent-sampling uniform ;;
-        ppo_sumo_discrete) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --total-timesteps 3000000 --env-kwargs '{"actions": "discrete"}' ;;
-        ppo_sumo_multidiscrete) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --total-timesteps 3000000 --env-kwargs '{"actions": "multidiscrete"}' ;;
+        ppo_sumo_discrete) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --env-kwargs '{"actions": "discrete"}' ;;
+        ppo_sumo_multidiscrete) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --env-kwargs '{"actions": "multidiscrete"}' ;;
         ppo_pursuit) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --total-timesteps 5000000 --opponent-sampling uniform --env-id pursuit ;;
         sac_sumo) python "$scripts/sac_selfplay.py" --exp-name "$1" --seed "$seed" $common ;;
         sac_sumo_discrete) python "$scripts/sac_selfplay.py" --exp-name "$1" --seed "$seed" $common --env-kwargs '{"actions": "discrete"}' ;;
