@@ -9,7 +9,7 @@ if [[ $1 == tables ]]; then
     export PYTHONPATH=$scripts
     results=$scripts/benchmark/results/selfplay
     for name in ppo_sumo ppo_sumo_latest ppo_sumo_uniform ppo_sumo_discrete ppo_sumo_multidiscrete ppo_pursuit ppo_pursuit_latest \
-        sac_sumo sac_sumo_discrete sac_sumo_multidiscrete; do
+        sac_sumo sac_sumo_discrete sac_sumo_multidiscrete sac_pursuit; do
         python -m benchmark.selfplay scores runs/*__"${name}"__* --csv "${results}_$name.csv"
     done
     versus() { # with likeliest actions, then with sampled ones
