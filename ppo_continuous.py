@@ -943,6 +943,7 @@ def main(args: Args) -> None:
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.set_flush_denormal(True)  # Adam's averages of a gradient that stays 0 end below 1e-38, where processors are slow
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
     # --- environments, run folder and loggers ---

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -132,6 +133,19 @@ def test_same_seed_same_weights(script: ModuleType, train: Train) -> None:
     weights, other_weights = load_weights(one), load_weights(other)
     name = next(name for name in weights if name.endswith("weight"))
     assert not torch.equal(weights[name], other_weights[name])
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_averages_of_a_gradient_that_stays_zero_end_at_zero(name: str, train: Train, train_selfplay: Train) -> None:
+    """In a run, that is: elsewhere they get stuck at the least numbers above it, with which a processor takes long."""
+    torch.set_flush_denormal(False)
+    any_script = import_module(name)
+    (train_selfplay if "selfplay" in name else train)(any_script)
+    optimizer = any_script.make_optimizer([torch.nn.Parameter(torch.ones(3))], lr=0.1)
+    for gradient in [1e-30] + 2000 * [0.0]:
+        any_script.gradient_step(optimizer, torch.full((3,), gradient))
+    (state,) = optimizer.state.values()
+    assert not state["exp_avg"].any()
 
 
 def test_evaluation_does_not_touch_the_training(script: ModuleType, train: Train) -> None:
