@@ -26,13 +26,15 @@ from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, cycle, product
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import tyro
+from matplotlib import color_sequences
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
@@ -396,7 +398,9 @@ def draw(groups: Groups, scales: dict[str, tuple[float, float]], over_time: bool
 
     Curves of fewer than three points are dots, one for each run; training returns are thin lines.
     """
-    colors = {exp_name: f"C{i % 10}" for i, exp_name in enumerate(sorted({exp_name for _, exp_name in groups}))}
+    names = sorted({exp_name for _, exp_name in groups})
+    palette = color_sequences["tab10" if len(names) <= 10 else "tab20"]
+    colors = {exp_name: to_hex(color) for exp_name, color in zip(names, cycle(palette), strict=False)}
     panels: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for (env_id, exp_name), group in groups.items():
         for key in drawn_keys(group):
@@ -405,7 +409,8 @@ def draw(groups: Groups, scales: dict[str, tuple[float, float]], over_time: bool
     has_pooled = bool(pooled) and min(len(run.curves[RETURN]) for group in pooled for run in group) >= 3
     num_panels = len(panels) + has_pooled
     num_rows, num_columns = -(-num_panels // 3), min(3, num_panels)
-    figure = Figure(figsize=(5.0 * num_columns, 3.6 * num_rows), layout="constrained")
+    is_crowded = len(names) > 6  # legends would hide the curves, and bands each other
+    figure = Figure(figsize=((7.0 if is_crowded else 5.0) * num_columns, 3.6 * num_rows), layout="constrained")
     grid = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
     for axes, ((env_id, panel_key), curves) in zip(grid, panels.items(), strict=False):
         for exp_name, key in curves:
@@ -432,7 +437,12 @@ def draw(groups: Groups, scales: dict[str, tuple[float, float]], over_time: bool
         draw_pooled(grid[len(panels)], groups, scales, colors, over_time)
     for axes in grid[:num_panels]:
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+        if is_crowded:
+            axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+            for band in axes.collections:
+                band.set_alpha(1.0 / len(names))
+        else:
+            axes.legend(fontsize="small")
     for axes in grid[num_panels:]:
         axes.set_axis_off()
     return figure

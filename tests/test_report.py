@@ -389,6 +389,18 @@ def test_curves(folders: list[Path]) -> None:
         assert xy(line)[-1, 1] == pytest.approx(at_end)
 
 
+def test_a_dozen_experiments_can_be_told_apart(tmp_path: Path) -> None:
+    """Each has a colour of its own, and the legend stands beside the curves."""
+    folders = [write_run(tmp_path, "Toy-v1", f"ppo_{i}", 1, [0.0, 1.0, 2.0 + i]) for i in range(12)]
+    figure = draw(group_runs(read_all(folders))[0], {}, over_time=False)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert len({line.get_color() for line in axes.get_lines()}) == len(axes.get_lines()) == 12
+    legend = axes.get_legend()
+    assert legend is not None
+    assert legend.get_window_extent().x0 > axes.get_window_extent().x1
+
+
 def test_few_evaluations_are_dots_over_training_returns(tmp_path: Path) -> None:
     """One dot a run and evaluation, and the mean of the training returns as a thin line."""
     folders = [write_run(tmp_path, "Toy-v1", "ppo", seed, [100.0, 200.0 + seed]) for seed in range(3)]
