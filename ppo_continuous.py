@@ -526,12 +526,11 @@ def compute_gae(
     """
     deltas = rewards + gamma * (1.0 - terminations) * next_values - values
     decays = gamma * gae_lambda * (1.0 - dones)
-    advantages = torch.empty_like(deltas)
-    advantage = torch.zeros_like(deltas[0])
-    for t in reversed(range(len(deltas))):
-        advantage = torch.addcmul(deltas[t], decays[t], advantage)
-        advantages[t] = advantage
-    return advantages
+    advantages, advantage = [], torch.zeros_like(deltas[0])
+    for delta, decay in zip(deltas.flip(0), decays.flip(0), strict=True):  # from the last step to the first
+        advantage = torch.addcmul(delta, decay, advantage)
+        advantages.append(advantage)
+    return torch.stack(advantages).flip(0)
 
 
 # === Losses and update ================================================================================================
@@ -1034,18 +1033,19 @@ def main(args: Args) -> None:
                 actions[step] = act(obs, noise[step])
                 global_step += args.num_envs
                 obs, final_observations[step], rewards[step], terminations[step], truncations = step_envs(envs, actions[step])
-                dones[step] = terminations[step] | truncations
-                resetting = dones[step] & next_step_reset
+                dones[step] = ended = terminations[step] | truncations
+                resetting = ended & next_step_reset
 
                 # record
-                discounted_returns[step] = discounted_return = args.gamma * discounted_return + rewards[step] * valid[step]
-                episode_return += rewards[step] * valid[step]
+                reward = rewards[step] * valid[step]
+                discounted_returns[step] = discounted_return = args.gamma * discounted_return + reward
+                episode_return += reward
                 episode_length += valid[step]
-                if dones[step].any():
-                    finished_returns.extend(episode_return[dones[step] & is_whole])
-                    finished_lengths.extend(episode_length[dones[step] & is_whole])
-                    is_whole |= dones[step]
-                    discounted_return[dones[step]] = episode_return[dones[step]] = episode_length[dones[step]] = 0.0
+                if ended.any():
+                    finished_returns.extend(episode_return[ended & is_whole])
+                    finished_lengths.extend(episode_length[ended & is_whole])
+                    is_whole |= ended
+                    discounted_return[ended] = episode_return[ended] = episode_length[ended] = 0.0
             both = np.concatenate([observations, final_observations], axis=-1)
             check_finite({"observation": both, "reward": rewards}, global_step - args.batch_size, args.num_envs)
 

@@ -487,12 +487,11 @@ def compute_gae(
     """
     deltas = rewards + gamma * (1.0 - terminations) * next_values - values
     decays = gamma * gae_lambda * (1.0 - dones)
-    advantages = torch.empty_like(deltas)
-    advantage = torch.zeros_like(deltas[0])
-    for t in reversed(range(len(deltas))):
-        advantage = torch.addcmul(deltas[t], decays[t], advantage)
-        advantages[t] = advantage
-    return advantages
+    advantages, advantage = [], torch.zeros_like(deltas[0])
+    for delta, decay in zip(deltas.flip(0), decays.flip(0), strict=True):  # from the last step to the first
+        advantage = torch.addcmul(delta, decay, advantage)
+        advantages.append(advantage)
+    return torch.stack(advantages).flip(0)
 
 
 # === Losses and update ================================================================================================
