@@ -583,6 +583,7 @@ def compile_update(agents: Mapping[str, Agent], teams: Sequence[Team], args: Arg
     began = time.perf_counter()
     torch._dynamo.config.trace_autograd_ops = True  # or torch.autograd.grad would not be compiled
     torch._inductor.config.cpp.vec_isa_ok = True  # or some processes would find out each time what the compiler can do
+    torch._inductor.config.cpp_wrapper = not (args.cuda and torch.cuda.is_available())  # calls from C++, not from Python
     compiled = torch.compile(compute_update_gradient)
     try:
         for team in {team.behavior: team for team in teams}.values():

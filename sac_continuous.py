@@ -664,6 +664,7 @@ def compile_update(agent: Agent, buffer: ReplayBuffer, args: Args) -> None:
     noise = torch.zeros_like(batch[1])
     torch._dynamo.config.trace_autograd_ops = True  # or torch.autograd.grad would not be compiled
     torch._inductor.config.cpp.vec_isa_ok = True  # or some processes would find out each time what the compiler can do
+    torch._inductor.config.cpp_wrapper = not (args.cuda and torch.cuda.is_available())  # calls from C++, not from Python
     compiled_qf, compiled_actor = torch.compile(compute_qf_gradient), torch.compile(compute_actor_gradient)
     try:
         compiled_qf(agent, batch, noise, args)
