@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +28,13 @@ TINY: dict[str, dict[str, Any]] = {
     | {"updates_per_step": 0.05, "save_steps": 128},
 }
 Train = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def subnormal_numbers() -> Iterator[None]:
+    """Lets no test leave the process as a script's `main` does, which flushes them to zero: Hypothesis would refuse to run."""
+    yield
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture(params=[ppo_continuous, sac_continuous], ids=["ppo", "sac"])
