@@ -31,9 +31,8 @@ What they change in it, and why (what was tried, with all numbers: `benchmark/re
   episodes are cut at different steps: else a time limit would end all at once, and most rollouts would lack beginnings
   (Bharthulwar et al. 2025, https://arxiv.org/abs/2511.21011).
 
-Taken back alone, five seeds each: with a noise of 1 at the start HalfCheetah has 1,788, with first episodes that end together
-5,492, with any other change taken back 6,043 to 6,777. On Walker2d no change stands out of the seeds' noise: 3,742 to 4,525,
-nine of the ten above the defaults' 3,765, of which one run has 1,582. The others are there for Ant and InvertedDoublePendulum.
+Taken back alone (five seeds): HalfCheetah has 1,788 with a noise of 1, 5,492 with first episodes that end together, 6,043 to 6,777
+with the others, which are for Ant and InvertedDoublePendulum; Walker2d's 3,742 to 4,525 are within the noise of the seeds.
 
 What else differs, and why:
 - Termination ends the future, truncation does not: at a time limit the advantage trace is cut, and the value of the state that
