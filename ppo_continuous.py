@@ -31,8 +31,8 @@ What they change in it, and why (what was tried, with all numbers: `benchmark/re
   episodes are cut at different steps: else a time limit would end all at once, and most rollouts would lack beginnings
   (Bharthulwar et al. 2025, https://arxiv.org/abs/2511.21011).
 
-Taken back alone (five seeds): HalfCheetah has 1,788 with a noise of 1, 5,492 with first episodes that end together, 6,043 to 6,777
-with the others, which are for Ant and InvertedDoublePendulum; Walker2d's 3,742 to 4,525 are within the noise of the seeds.
+Taken back alone (five seeds): HalfCheetah has 1,788 with a noise of 1, 5,492 with first episodes that end together and 6,043 to
+6,777 with the others, which are for Ant and InvertedDoublePendulum; Walker2d's 3,742 to 4,525 are within the seeds' noise.
 
 What else differs, and why:
 - Termination ends the future, truncation does not: at a time limit the advantage trace is cut, and the value of the state that
