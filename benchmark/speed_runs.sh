@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 speed() { python -m benchmark.speed "${@:2}" --output "benchmark/results/speed_$1"; }
 speed ppo --script ppo_continuous.py --against sb3 sbx
 speed sac --script sac_continuous.py --against sb3 sbx
+speed sac_2 --script sac_continuous.py --against sb3 sbx --rounds 3 --threads 2
 speed ppo_8 --script ppo_continuous.py --num-envs 8 --steps 32768 --against sb3
 speed ppo_8_short --script ppo_continuous.py --num-envs 8 --num-steps 256 --steps 32768 --against sb3
 speed selfplay --script ppo_selfplay.py sac_selfplay.py
