@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from utils.elo import bootstrap_ratings, game_scores
-from utils.snapshot_pool import PolicyStack, Weights
+from utils.policy_stack import PolicyStack
+from utils.snapshot_pool import Weights
 from utils.team_env import TeamEnv, legal_actions, play_games
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ class Player:
 
 def scripted_players(env: TeamEnv) -> list[Player]:
     """The game's scripted players, weakest first, each once for every behaviour that it can play."""
-    found = [(name, team.behavior) for team, names in zip(env.teams, env.scripted_by_team, strict=True) for name in names]
+    found = [
+        (name, team.behavior) for team, names in zip(env.teams, env.scripted_by_team, strict=True) for name in names
+    ]
     return [Player(name, behavior) for name, behavior in dict.fromkeys(found)]
 
 
@@ -78,7 +81,9 @@ def play(
 def seatings(env: TeamEnv, first: Player, second: Player) -> list[int]:
     """The teams that the first player can take while the second takes all others."""
     behaviors = [team.behavior for team in env.teams]
-    wanted = [[first.behavior if u == t else second.behavior for u in range(len(behaviors))] for t in range(len(behaviors))]
+    wanted = [
+        [first.behavior if u == t else second.behavior for u in range(len(behaviors))] for t in range(len(behaviors))
+    ]
     return [t for t in range(len(behaviors)) if wanted[t] == behaviors]
 
 
@@ -135,7 +140,9 @@ def play_pairs(
             games = np.arange(start, start + env.num_games)
             inside = games < total
             results = game_scores(play(env, agents, players, seats[games % total], seed + start, deterministic))
-            scores[k, games[inside]] = np.nanmean(results[np.arange(env.num_games), first[games % total]], axis=1)[inside]
+            scores[k, games[inside]] = np.nanmean(results[np.arange(env.num_games), first[games % total]], axis=1)[
+                inside
+            ]
     env.close()
     return scores.mean(axis=0).reshape(len(pairs), num_seeds)
 
@@ -168,7 +175,9 @@ class CrossPlay:
         lines = [f"{'':{width}}" + "".join(f"{j:5d}" for j in columns) + "   rating [95% interval]"]
         for i, label in enumerate(labels):
             cells = "".join("    ." if np.isnan(means[i, j]) else f"{100 * means[i, j]:5.0f}" for j in columns)
-            lines.append(f"{label:{width}}{cells}   {self.ratings[i]:6.0f} [{self.low[i]:.0f}, {self.high[i]:.0f}]  ({i})")
+            lines.append(
+                f"{label:{width}}{cells}   {self.ratings[i]:6.0f} [{self.low[i]:.0f}, {self.high[i]:.0f}]  ({i})"
+            )
         return "\n".join(lines)
 
     def progress(self) -> dict[str, tuple[float, float]]:
@@ -179,7 +188,9 @@ class CrossPlay:
         """
         means, result = self.scores.mean(axis=2), {}
         for behavior in dict.fromkeys(player.behavior for player in self.players):
-            own = [i for i, player in enumerate(self.players) if player.behavior == behavior and player.weights is not None]
+            own = [
+                i for i, player in enumerate(self.players) if player.behavior == behavior and player.weights is not None
+            ]
             if len(own) > 1:
                 *older, newest = own
                 against = means[newest, older]
@@ -218,7 +229,9 @@ class CrossPlay:
         for i, j in np.argwhere(~np.isnan(means)):
             axes.text(j, i, f"{100 * means[i, j]:.0f}", ha="center", va="center", fontsize=7)
         axes.set_xticks(range(n), labels, rotation=90)
-        axes.set_yticks(range(n), [f"{label}  ({rating:.0f})" for label, rating in zip(labels, self.ratings, strict=True)])
+        axes.set_yticks(
+            range(n), [f"{label}  ({rating:.0f})" for label, rating in zip(labels, self.ratings, strict=True)]
+        )
         axes.set_title("points of row against column, percent (rating)")
         figure.colorbar(image, shrink=0.8)
         return figure
@@ -237,14 +250,22 @@ def cross_play(
     ValueError if no two can meet, as in a game of three roles, which no two players can fill.
     """
     env = make_env(1)
-    sides = {pair: len(seatings(env, players[pair[0]], players[pair[1]])) for pair in combinations(range(len(players)), 2)}
-    pairs = [(i, j) if sides[i, j] else (j, i) for i, j in sides if sides[i, j] or seatings(env, players[j], players[i])]
+    sides = {
+        pair: len(seatings(env, players[pair[0]], players[pair[1]])) for pair in combinations(range(len(players)), 2)
+    }
+    pairs = [
+        (i, j) if sides[i, j] else (j, i) for i, j in sides if sides[i, j] or seatings(env, players[j], players[i])
+    ]
     if not pairs:
-        raise ValueError("cross-play takes players who can meet, one on a team and the other on all others, and no two can")
+        raise ValueError(
+            "cross-play takes players who can meet, one on a team and the other on all others, and no two can"
+        )
     games_per_score = len(seatings(env, players[pairs[0][0]], players[pairs[0][1]]))
     env.close()
     results = play_pairs(make_env, agents, players, pairs, num_games, seed, deterministic)
     scores = np.full((len(players), len(players), results.shape[1]), np.nan)
     for (i, j), result in zip(pairs, results, strict=True):
         scores[i, j], scores[j, i] = result, 1.0 - result
-    return CrossPlay(list(players), scores, games_per_score, *bootstrap_ratings(scores, games_per_score=games_per_score))
+    return CrossPlay(
+        list(players), scores, games_per_score, *bootstrap_ratings(scores, games_per_score=games_per_score)
+    )

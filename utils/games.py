@@ -146,7 +146,9 @@ class DiscGame:
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
         """A scripted player's actions in all games now, in the form `step` takes: discrete ones are nearest to its forces."""
         if name not in self.scripted_by_team[team]:
-            raise ValueError(f"{self.teams[team].name} are played by {', '.join(self.scripted_by_team[team])}, not by {name!r}")
+            raise ValueError(
+                f"{self.teams[team].name} are played by {', '.join(self.scripted_by_team[team])}, not by {name!r}"
+            )
         shape, branches = (self.num_games, len(self.teams[team].agents)), self.teams[team].branches
         if name == "random":
             if branches:
@@ -201,7 +203,9 @@ class Sumo(DiscGame):
         if actions not in BRANCHES:
             raise ValueError(f"actions must be one of {', '.join(BRANCHES)}, not {actions!r}")
         branches = BRANCHES[actions]
-        self.teams = tuple(Team(name, "sumo", (f"{name}_0",), 11, len(branches) or 2, branches) for name in ("left", "right"))
+        self.teams = tuple(
+            Team(name, "sumo", (f"{name}_0",), 11, len(branches) or 2, branches) for name in ("left", "right")
+        )
         super().__init__(num_games)
 
     def ring(self) -> np.ndarray:
@@ -235,7 +239,11 @@ class Sumo(DiscGame):
         return self.sides * unit(self.position[1] - self.position[0])
 
     def observe(self, games: slice | np.ndarray) -> list[np.ndarray]:
-        position, velocity, ahead = self.position[:, games], self.velocity[:, games], self.ahead()[:, games]  # (2, games)
+        position, velocity, ahead = (
+            self.position[:, games],
+            self.velocity[:, games],
+            self.ahead()[:, games],
+        )  # (2, games)
         vectors = coordinates([x * ahead.conj() for x in (position, velocity, velocity[::-1] - velocity)])
         distance, ring = np.abs(position), np.broadcast_to(self.ring()[games], position.shape)
         gap = np.broadcast_to(np.abs(position[1] - position[0]) - 2 * self.radius, position.shape)
@@ -348,7 +356,9 @@ class ParallelGame(ParallelEnv[str, np.ndarray, Any]):
         rows = zip(self.possible_agents, (row for team_values in values for row in team_values[0]), strict=True)
         return {agent: row for agent, row in rows if agent in self.agents}
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begins a game; without a seed the next one of the random stream that the last seed began."""
         if seed is not None:
             self.rng = np.random.default_rng(seed)

@@ -166,7 +166,9 @@ def make_team(env_id: str, env: ParallelEnv, name: str, behavior: str, agents: l
     for agent in agents:
         obs_space, space = without_mask(env.observation_space(agent)), env.action_space(agent)
         if not obs_space.is_np_flattenable:
-            raise ValueError(f"{env_id} takes observations that flatten to a vector, and those of {agent} are {obs_space}")
+            raise ValueError(
+                f"{env_id} takes observations that flatten to a vector, and those of {agent} are {obs_space}"
+            )
         is_box = isinstance(space, Box) and space.dtype.kind == "f" and space.is_bounded()
         if not is_box and not isinstance(space, (Discrete, MultiDiscrete)):
             takes = "Discrete, MultiDiscrete or a Box of real numbers with finite bounds"
@@ -175,7 +177,9 @@ def make_team(env_id: str, env: ParallelEnv, name: str, behavior: str, agents: l
         branches.append(branches_of(space))
         action_dims.append(flatdim(space) if is_box else len(branches[-1]))
     if len({sizes == () for sizes in branches}) > 1:
-        raise ValueError(f"{env_id} takes teams whose agents are all of Box or all of discrete actions, and {name} is of both")
+        raise ValueError(
+            f"{env_id} takes teams whose agents are all of Box or all of discrete actions, and {name} is of both"
+        )
     largest = tuple(max(sizes) for sizes in zip_longest(*branches, fillvalue=0))
     return Team(name, behavior, tuple(agents), max(obs_dims), max(action_dims), largest)
 
@@ -197,7 +201,9 @@ def set_behaviors(env_id: str, teams: tuple[Team, ...], symmetric: bool | None) 
     return teams
 
 
-def make_teams(env_id: str, env: ParallelEnv, named: dict[str, list[str]] | None, symmetric: bool | None) -> tuple[Team, ...]:
+def make_teams(
+    env_id: str, env: ParallelEnv, named: dict[str, list[str]] | None, symmetric: bool | None
+) -> tuple[Team, ...]:
     """The teams of a PettingZoo game: those named, or those that the agents' names tell. ValueError if there is only one.
 
     Named teams share a behaviour if they are alike, others if their names say so; `symmetric` overrides both.
@@ -208,7 +214,9 @@ def make_teams(env_id: str, env: ParallelEnv, named: dict[str, list[str]] | None
     groups = name_teams(agents)
     if named is not None:
         if sorted(agent for team in named.values() for agent in team) != sorted(agents) or not all(named.values()):
-            raise ValueError(f"{env_id} takes --teams that name each of its agents once, and no other: {', '.join(agents)}")
+            raise ValueError(
+                f"{env_id} takes --teams that name each of its agents once, and no other: {', '.join(agents)}"
+            )
         groups = {name: (name, team) for name, team in named.items()}
     if len(groups) < 2:
         found = "; ".join(f"{name}: {', '.join(team)}" for name, (_, team) in groups.items()) or "no possible_agents"
@@ -237,7 +245,10 @@ class Seat:
 
     def __init__(self, env: ParallelEnv, teams: tuple[Team, ...], team: int, index: int) -> None:
         self.team, self.index, self.agent = team, index, teams[team].agents[index]
-        self.obs_space, self.action_space = without_mask(env.observation_space(self.agent)), env.action_space(self.agent)
+        self.obs_space, self.action_space = (
+            without_mask(env.observation_space(self.agent)),
+            env.action_space(self.agent),
+        )
         self.branches = branches_of(self.action_space)
         self.starts = np.cumsum((0, *teams[team].branches))[:-1]  # of the branches in a row of the team's mask
         self.slots = [start + i for start, size in zip(self.starts, self.branches, strict=False) for i in range(size)]
@@ -261,7 +272,11 @@ class Seat:
         space = self.action_space
         if isinstance(space, Box):
             unit = action[: flatdim(space)].reshape(space.shape)
-            return (space.low + 0.5 * (unit + 1.0) * (space.high - space.low)).clip(space.low, space.high).astype(space.dtype)
+            return (
+                (space.low + 0.5 * (unit + 1.0) * (space.high - space.low))
+                .clip(space.low, space.high)
+                .astype(space.dtype)
+            )
         if isinstance(space, Discrete):
             return space.dtype.type(action[0] + space.start)
         assert isinstance(space, MultiDiscrete)
@@ -362,16 +377,24 @@ class PettingZooGames:
         over = ~np.any([alive.any(1) for alive in self.alive], axis=0)
         for i in over.nonzero()[0]:
             self._begin(i)
-        return TeamStep(self._obs, final_obs, rewards, terminations, truncations, over, np.where(over[:, None], scores, 0.0))
+        return TeamStep(
+            self._obs, final_obs, rewards, terminations, truncations, over, np.where(over[:, None], scores, 0.0)
+        )
 
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
         """Actions of "random", uniform over those that are legal; see `TeamEnv`."""
         if name not in self.scripted_by_team[team]:
-            raise ValueError(f"{name} is no scripted player of this game, which has {', '.join(self.scripted_by_team[team])}")
+            raise ValueError(
+                f"{name} is no scripted player of this game, which has {', '.join(self.scripted_by_team[team])}"
+            )
         mask, sizes = self.action_masks[team], self.teams[team].branches
         if mask is None:
-            return self._random.uniform(-1.0, 1.0, (*self.alive[team].shape, self.teams[team].action_dim)).astype(np.float32)
-        lots = mask * (1.0 - self._random.random(mask.shape))  # the highest of a branch's legal ones, none of which is 0, wins
+            return self._random.uniform(-1.0, 1.0, (*self.alive[team].shape, self.teams[team].action_dim)).astype(
+                np.float32
+            )
+        lots = mask * (
+            1.0 - self._random.random(mask.shape)
+        )  # the highest of a branch's legal ones, none of which is 0, wins
         return np.stack([part.argmax(-1) for part in np.split(lots, np.cumsum(sizes)[:-1], axis=-1)], axis=-1)
 
     def render(self) -> np.ndarray:
@@ -394,7 +417,9 @@ def refusal(message: str) -> Iterator[None]:
     sys.path.insert(0, folder)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # PettingZoo announces a registry, which few games are in
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # PettingZoo announces a registry, which few games are in
             yield
     except Exception as error:
         raise ValueError(f"{message}: {type(error).__name__}: {' '.join(str(error).split())}") from error
