@@ -407,24 +407,70 @@ class PettingZooGames:
             env.close()
 
 
-# === The door =========================================================================================================
+# === Making a game ====================================================================================================
+
+BUILT_IN = {"sumo": "utils.games:Sumo", "pursuit": "utils.games:Pursuit"}
 
 
 @contextmanager
 def refusal(message: str) -> Iterator[None]:
-    """Turns whatever a module raises into a ValueError of one sentence, with the working folder on the path of modules."""
+    """Turns any exception of a user's module into a ValueError of one sentence; the working folder is on `sys.path`."""
     folder = os.getcwd()
     sys.path.insert(0, folder)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # PettingZoo announces a registry, which few games are in
+            warnings.simplefilter("ignore", DeprecationWarning)  # PettingZoo announces a registry that few games are in
             yield
     except Exception as error:
         raise ValueError(f"{message}: {type(error).__name__}: {' '.join(str(error).split())}") from error
     finally:
         sys.path.remove(folder)
+
+
+def team_shapes(env: TeamEnv, *dims: int) -> list[tuple[int, ...]]:
+    """The shape (num_games, team_size, *dims) of each team's arrays."""
+    return [(env.num_games, len(team.agents), *dims) for team in env.teams]
+
+
+def check_team_env(env: TeamEnv, num_games: int) -> None:
+    """Raises TypeError or ValueError if a game is not a `TeamEnv` of `num_games` games. Resets it."""
+    members = ["num_games", "teams", "scripted_by_team", "alive", "action_masks"]
+    members += ["reset", "step", "scripted_actions", "render", "close"]
+    missing = [name for name in members if not hasattr(env, name)]
+    if missing:
+        raise TypeError(f"a TeamEnv has {', '.join(missing)}, and this {type(env).__name__} has not")
+    if env.num_games != num_games:
+        raise ValueError(f"num_games is {env.num_games}, and {num_games} were asked for")
+    if len(env.teams) < 2 or not all(isinstance(team, Team) for team in env.teams):
+        raise TypeError(f"teams must be two or more of utils.team_env.Team, not {env.teams}")
+    if len(env.scripted_by_team) != len(env.teams) or not all("random" in names for names in env.scripted_by_team):
+        raise ValueError(
+            f"scripted_by_team must have names for each team, random among them, not {env.scripted_by_team}"
+        )
+    obs = env.reset(0)
+    obs_shapes = [(*shape, team.obs_dim) for shape, team in zip(team_shapes(env), env.teams, strict=True)]
+    mask_shapes = [(*shape, sum(team.branches)) for shape, team in zip(team_shapes(env), env.teams, strict=True)]
+    check_arrays("reset", obs, obs_shapes, "float32")
+    check_arrays("alive", env.alive, team_shapes(env), "bool")
+    if len(env.action_masks) != len(env.teams):
+        raise ValueError(f"action_masks must have {len(env.teams)} items, one a team, not {len(env.action_masks)}")
+    for t, mask in enumerate(env.action_masks):
+        if mask is not None:
+            check_arrays("action_masks", [mask], mask_shapes[t : t + 1], "bool")
+
+
+def check_arrays(name: str, arrays: list[np.ndarray], shapes: list[tuple[int, ...]], dtype: str) -> None:
+    """Raises ValueError if the arrays of a `TeamEnv` are not of these shapes and of this type."""
+    found = [(np.shape(array), str(getattr(array, "dtype", type(array).__name__))) for array in arrays]
+    expected = [(shape, dtype) for shape in shapes]
+    if found != expected:
+        raise ValueError(f"{name} must give arrays of {expected}, not {found}")
+
+
+def load_object(path: str) -> Any:
+    """The object of the name `module:object`."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def make_team_env(
@@ -435,30 +481,36 @@ def make_team_env(
     symmetric: bool | None = None,
     render: bool = False,
 ) -> TeamEnv:
-    """`num_games` games of `sumo`, `pursuit`, or the PettingZoo module of that name, which may lie in the working folder.
+    """Makes `num_games` games by name. The module may lie in the working folder.
 
-    `env_kwargs` go to the game. `teams` (name -> agents) and `symmetric` (one policy for all teams, or one each) override what
-    the agents' names say. `render` makes game 0 of a module with `render_mode="rgb_array"`; the built-in games always render.
-    Raises ValueError, one sentence that begins with `env_id`, if there is no such game or teams cannot play it.
+    - `sumo`, `pursuit`: the built-in games, which are short names of `utils.games:Sumo` and `utils.games:Pursuit`.
+    - `module:Class`: any vectorised game. `Class(num_games, **env_kwargs)` must return a `TeamEnv`, which is checked.
+    - `module`: a PettingZoo module with `parallel_env(**env_kwargs)` or `env(**env_kwargs)`; one copy for each game.
+
+    `teams` (name -> agents) overrides the teams that the agents' names tell; PettingZoo only. `symmetric` overrides
+    the behaviours: one policy for all teams, or one each. `render` asks for pictures of game 0.
+    Raises ValueError, one sentence that begins with `env_id`, if there is no such game or no policy here can play it.
     """
     kwargs = env_kwargs or {}
-    if env_id in ("sumo", "pursuit"):
-        from utils.games import Pursuit, Sumo  # here, because that file imports this one
-
+    path = BUILT_IN.get(env_id, env_id)
+    with refusal(f"{env_id} is neither sumo nor pursuit nor a module that can be imported"):
+        found: Any = load_object(path) if ":" in path else importlib.import_module(path)
+    if ":" in path:
         if teams is not None:
             raise ValueError(f"{env_id} takes no --teams: they are for PettingZoo games")
         with refusal(f"{env_id} cannot be made"):
-            game = {"sumo": Sumo, "pursuit": Pursuit}[env_id](num_games, **kwargs)
-        game.teams = set_behaviors(env_id, game.teams, symmetric)
+            game = found(num_games, **kwargs)
+            check_team_env(game, num_games)
+            if render and not isinstance(game.render(), np.ndarray):
+                raise TypeError("it renders no array")
+        game.teams = set_behaviors(env_id, tuple(game.teams), symmetric)
         return game
-    with refusal(f"{env_id} is neither sumo nor pursuit nor a module that can be imported"):
-        module = importlib.import_module(env_id)
-    if hasattr(module, "parallel_env"):
-        make = module.parallel_env
-    elif hasattr(module, "env"):
+    if hasattr(found, "parallel_env"):
+        make = found.parallel_env
+    elif hasattr(found, "env"):
 
         def make(**kwargs: Any) -> ParallelEnv:
-            return turn_based_aec_to_parallel(module.env(**kwargs))
+            return turn_based_aec_to_parallel(found.env(**kwargs))
     else:
         raise ValueError(f"{env_id} takes PettingZoo's function parallel_env or env, and that module has neither")
     with refusal(f"{env_id} cannot be made"):
