@@ -1,4 +1,10 @@
-"""Who plays whom in many parallel games: the learner's team, the snapshots on the other teams, and their ratings."""
+"""Who plays whom in many parallel games: the learner's team, its opponents, and their ratings.
+
+The vocabulary is that of ML-Agents' ghost trainer (https://unity-technologies.github.io/ml-agents/ML-Agents-Overview/,
+"Training in competitive multi-agent environments with self-play"): the learner plays *ghosts*, which are snapshots of
+policies. There are two differences. Each parallel game has its own opponents, which it keeps until it ends. A result is
+credited to the snapshots that played the game, even if the ring has dropped them since.
+"""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,9 +19,9 @@ from utils.team_env import Team, TeamEnv, legal_actions
 
 
 def swap_steps_of(teams: Sequence[Team], team_change: int, swaps_per_turn: float) -> int:
-    """Steps of the ghosts between two swaps that make `swaps_per_turn` of them in a turn of `team_change` learner's steps.
+    """Ghost steps between two swaps, so that a turn of `team_change` learner steps has `swaps_per_turn` swaps.
 
-    ML-Agents' rule: (ghosts / learners) * team_change / swaps, with the first team learning.
+    ML-Agents' rule: (ghosts / learners) * team_change / swaps, for the turn of the first team.
     """
     learners = len(teams[0].agents)
     ghosts = sum(len(team.agents) for team in teams) - learners
@@ -23,9 +29,10 @@ def swap_steps_of(teams: Sequence[Team], team_change: int, swaps_per_turn: float
 
 
 class Matches:
-    """Who plays whom in each of many parallel games: the learner's team, and the snapshots on the other teams.
+    """The players of each of many parallel games: the learner on one team, a snapshot on each other team.
 
-    One behaviour learns at a time. Where several teams share it (a symmetric game) the learner changes sides after each game.
+    One behaviour learns at a time. If several teams share it (a symmetric game), the learner changes sides after each
+    game.
     """
 
     def __init__(
@@ -37,35 +44,38 @@ class Matches:
         swap_steps: int = 0,
         side: str | None = None,
     ) -> None:
-        """Takes the game's teams, a pool that is not empty for each behaviour, and the rules of ratings and swaps.
+        """Starts with the first team's behaviour as the learner.
 
-        swap_steps are the steps of ghost agents, over all games, after which a game draws new opponents when it begins anew.
-        side is the name of the only team that the learner plays on; None is all teams in turn.
+        `pools` has a pool for each behaviour, with at least one snapshot. `elo_k` is the largest change of a rating in
+        one game. A game keeps its opponents until ghost agents, over all games, have taken `swap_steps` steps; 0 draws
+        new opponents for each game. `side` is the team that the learner always plays on; None: it changes sides.
         """
         self.behaviors = [team.behavior for team in teams]
         self.team_names = [team.name for team in teams]
         self.pools, self.elo_k, self.swap_steps, self.side = pools, elo_k, swap_steps, side
         self.sizes = np.array([len(team.agents) for team in teams])
         self.opponents: list[list[Snapshot | None]] = [[None] * len(teams) for _ in range(num_games)]
-        self.uids = np.zeros((num_games, len(teams)), dtype=np.int64)  # of the opponents; -1 on the learner's team
+        self.uids = np.zeros((num_games, len(teams)), dtype=np.int64)  # of the opponents; -1: the learner
         self.learner_team = np.zeros(num_games, dtype=np.int64)
         self.ghost_steps, self.drawn_at = 0, np.zeros(num_games, dtype=np.int64)
-        self.finished: list[tuple[float, float, int]] = []
+        self.finished: list[tuple[float, float, int]] = []  # score, opponent's rating, opponent's age
         self.stacks: dict[str, tuple[list[int], PolicyStack]] = {}
         self.has_warned = False
         self.give_turn(self.behaviors[0])
 
     def give_turn(self, behavior: str) -> None:
-        """Makes this behaviour the learner, with the rating of its newest snapshot, and draws opponents for all games anew."""
+        """Makes this behaviour the learner, rated as its newest snapshot, and restarts all games with new opponents."""
         self.learner = behavior
         self.rating = self.pools[behavior].latest.rating
         names = zip(self.behaviors, self.team_names, strict=True)
         sides = [t for t, (b, name) in enumerate(names) if b == behavior and self.side in (None, name)]
-        self.sides = sides or [t for t, b in enumerate(self.behaviors) if b == behavior]  # a role without that side
+        self.sides = sides or [
+            t for t, b in enumerate(self.behaviors) if b == behavior
+        ]  # the other role has no such side
         self.begin_anew()
 
     def begin_anew(self, seed: int | None = None) -> None:
-        """Begins all games with new opponents, and with a seed the random stream of all pools that they are drawn by."""
+        """Restarts all games with new opponents. A seed also reseeds the pools."""
         if seed is not None:
             rng = np.random.default_rng(seed)
             for pool in self.pools.values():
@@ -75,7 +85,7 @@ class Matches:
             self._draw(game)
 
     def state_dict(self) -> dict[str, Any]:
-        """What outlasts the games: whose turn it is, the learner's rating, the ghosts' steps."""
+        """The state that a checkpoint keeps. Running games are not part of it."""
         return {
             "learner": self.learner,
             "rating": self.rating,
@@ -84,12 +94,13 @@ class Matches:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up this state, with the pools as they are now and all games begun anew."""
+        """Loads that state and restarts all games. The pools must have been loaded before."""
+        self.ghost_steps, self.has_warned = state["ghost_steps"], state["has_warned"]
         self.give_turn(state["learner"])
-        self.rating, self.ghost_steps, self.has_warned = state["rating"], state["ghost_steps"], state["has_warned"]
-        self.begin_anew()
+        self.rating = state["rating"]
 
     def _draw(self, game: int) -> None:
+        """Draws new opponents for one game."""
         for team, behavior in enumerate(self.behaviors):
             opponent = None if team == self.learner_team[game] else self.pools[behavior].draw()
             self.opponents[game][team] = opponent
@@ -97,21 +108,21 @@ class Matches:
         self.drawn_at[game] = self.ghost_steps
 
     def next_game(self, game: int) -> None:
-        """The game begins anew: the learner changes sides, and new opponents come if the old ones have played long enough."""
+        """Prepares a game's next start: the learner changes sides, and opponents are replaced if they are due."""
         team = self.learner_team[game]
         next_team = self.sides[(self.sides.index(team) + 1) % len(self.sides)]
         self.learner_team[game] = next_team
         if self.ghost_steps - self.drawn_at[game] >= self.swap_steps:
             self._draw(game)
-        else:  # the teams share a behaviour, so whoever sat on the learner's new team takes its old one
+        else:  # these teams share a behaviour: the opponent on the learner's new team moves to its old one
             for seats in (self.opponents[game], self.uids[game]):
                 seats[team], seats[next_team] = seats[next_team], seats[team]
 
     def finish(self, game: int, scores: np.ndarray) -> None:
-        """Rates a game that is over by the teams' scores (num_teams,), then begins it anew.
+        """Rates a finished game by the teams' scores (num_teams,) and prepares its next start.
 
-        Each opponent's result is an Elo game of its own against the learner's rating before the game; with more than two
-        teams the changes are divided by the number of opponents. What one gains the other loses.
+        Each opponent plays an Elo game of its own against the learner's rating before the game. With more than two
+        teams, the changes are divided by the number of opponents. What the learner gains, its opponents lose.
         """
         results = game_scores(scores)[self.learner_team[game]]
         rating = self.rating
@@ -127,26 +138,27 @@ class Matches:
         self.next_game(game)
 
     def of_learner(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The learner's rows (num_games * team_size, ...) of arrays (num_games, team_size, ...), one a team."""
+        """The learner's rows (num_games * team_size, ...) of one array (num_games, team_size, ...) per team."""
         sides = np.stack([arrays[t] for t in self.sides], axis=1)  # (num_games, num_sides, team_size, ...)
         own = sides[np.arange(len(sides)), np.searchsorted(self.sides, self.learner_team)]
         return own.reshape(own.shape[0] * own.shape[1], *own.shape[2:])
 
     @property
     def num_ghosts(self) -> int:
-        """Agents of opponents in all games together."""
+        """Number of opponents' agents over all games."""
         return int(((self.uids >= 0) * self.sizes).sum())
 
     def opponent_steps(self) -> np.ndarray:
-        """When the oldest opponent of each game was taken, in steps of its learner: (num_games,)."""
+        """The learner steps at which the oldest opponent of each game was taken: (num_games,)."""
         return np.array([min(s.step for s in seats if s is not None) for seats in self.opponents])
 
     def all_actions(
         self, env: TeamEnv, agents: Mapping[str, Any], obs: Sequence[np.ndarray], learner_actions: np.ndarray
     ) -> list[np.ndarray]:
-        """Actions of all teams, as the games take them: the learner's (num_games * team_size, action_dim), and the ghosts'.
+        """Actions of all teams, as `TeamEnv.step` takes them. Counts the steps of the ghost agents.
 
-        All snapshots of a behaviour act in one batched forward pass. Counts the steps of the ghost agents.
+        `learner_actions` are (num_games * team_size, action_dim). All snapshots of a behaviour act in one batched
+        forward pass.
         """
         actions: list[np.ndarray] = [np.empty(0)] * len(env.teams)
         for behavior, agent in agents.items():
@@ -170,29 +182,26 @@ class Matches:
         return actions
 
     def _stack(self, behavior: str, agent: Any, uids: list[int]) -> PolicyStack:
-        """The snapshots of these uids as a stack, kept until others play."""
+        """The snapshots with these uids as a stack. It is kept while the same snapshots play."""
         if behavior not in self.stacks or self.stacks[behavior][0] != uids:
             by_uid = {s.uid: s.weights for seats in self.opponents for s in seats if s is not None}
             self.stacks[behavior] = uids, PolicyStack(agent, [by_uid[uid] for uid in uids])
         return self.stacks[behavior][1]
 
     def warn_of_short_swaps(self, game_length: float) -> None:
-        """Says once that opponents cannot change as often as swap_steps asks for, if games of this many steps are longer."""
+        """Warns once if `swap_steps` is shorter than a game of `game_length` steps, so that it cannot be kept."""
         if not self.has_warned and 0 < self.swap_steps < self.num_ghosts * game_length:
             self.has_warned = True
-            steps = f"--swap-steps of {self.swap_steps:,} steps of opponents' agents"
-            game = f"{self.num_ghosts:,} such agents in games of {game_length:.0f} steps"
-            print(
-                f"warning: {steps} are shorter than one game ({game}): opponents change with every game",
-                file=sys.stderr,
-            )
+            steps = f"--swap-steps {self.swap_steps:,} is less than the opponents' steps in one game"
+            game = f"{self.num_ghosts:,} agents of opponents, games of {game_length:.0f} steps"
+            print(f"warning: {steps} ({game}): opponents change with every game", file=sys.stderr)
 
     def rating_of(self, behavior: str) -> float:
-        """The learner's rating, or that of the newest snapshot of a behaviour at rest."""
+        """The learner's rating; for the other behaviour, the rating of its newest snapshot."""
         return self.rating if behavior == self.learner else self.pools[behavior].latest.rating
 
     def metrics(self) -> dict[str, float]:
-        """What is logged: ratings now, and the opponents and results of the games since the last call."""
+        """Metrics to log: current ratings, and opponents and results of the games since the last call."""
         metrics = {f"selfplay/rating_{behavior}": self.rating_of(behavior) for behavior in self.pools}
         if self.finished:
             results, ratings, ages = np.array(self.finished).T

@@ -1,4 +1,4 @@
-"""Policies of one architecture that act together, in one batched forward pass."""
+"""Many policies of one architecture that act together, in one batched forward pass."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +11,14 @@ from utils.snapshot_pool import Weights
 
 
 class PolicyStack:
-    """Policies of one architecture that act together, in one batched forward pass, whoever of them plays where."""
+    """Stacked weights of several policies. Each row of a batch is acted on by the policy that it names."""
 
     def __init__(self, agent: Any, weights: Sequence[Weights], block: int = 16) -> None:
-        """Takes a module with the policies' architecture, and what to act with: a state dict a policy.
+        """Stacks the weights: one state dict a policy.
 
-        The module's `forward` maps observations (n, obs_dim) to the parameters of action distributions (n, ...), and its method
-        `sample` these, masks and noise to actions. A block is the number of rows that one copy of a policy's weights acts on.
+        `agent` is a module with the policies' architecture. Its `forward` maps observations (n, obs_dim) to parameters
+        of action distributions (n, ...). Its method `sample` maps these, masks and noise to actions. A policy's rows
+        are split into blocks of `block` rows; the batched forward pass has one copy of the weights for each block.
         """
         self.weights = {name: torch.stack([w[name] for w in weights]) for name in weights[0]}
         self.agent, self.block = agent, block
@@ -25,10 +26,10 @@ class PolicyStack:
 
     @torch.no_grad()
     def act(self, policy: np.ndarray, obs: np.ndarray, masks: np.ndarray, noise: Tensor | float) -> np.ndarray:
-        """Actions (n, action_dim) of policies (n,) for observations (n, obs_dim) under masks (n, sum of branches)."""
+        """Actions (n, action_dim) of policies (n,) for observations (n, obs_dim) and masks (n, sum(branches))."""
         num_policies, device = len(next(iter(self.weights.values()))), next(iter(self.weights.values())).device
         counts = np.bincount(policy, minlength=num_policies)
-        blocks = -(-counts // self.block)  # of each policy: as many as its rows fill, the last one padded
+        blocks = -(-counts // self.block)  # blocks of each policy; the last one is padded
         starts = self.block * (np.cumsum(blocks) - blocks)
         order = np.argsort(policy, kind="stable")
         rows = np.empty_like(order)

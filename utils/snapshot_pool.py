@@ -1,4 +1,8 @@
-"""Past selves as opponents: a ring of snapshots of one policy, and how one of them is drawn."""
+"""Past selves as opponents: a ring of snapshots of one policy, and the rule that draws an opponent from it.
+
+The vocabulary is that of ML-Agents (https://unity-technologies.github.io/ml-agents/ML-Agents-Overview/, "Training in
+competitive multi-agent environments with self-play").
+"""
 
 import itertools
 from collections import deque
@@ -15,31 +19,35 @@ _uids = itertools.count()
 
 @dataclass(eq=False)
 class Snapshot:
-    """A frozen policy: all that it needs to act, normalisation statistics included, and how it has fared."""
+    """A frozen policy with its record against the learner."""
 
     weights: Weights
-    """state dict of what acts"""
+    """state dict of the actor, with its normalisation statistics"""
     step: int
-    """the learner's steps when it was taken"""
+    """learner steps at which it was taken"""
     rating: float
-    """Elo rating; begins as the learner's"""
+    """Elo rating; starts at the learner's"""
     games: int = 0
-    """rated games"""
+    """number of rated games"""
     results: deque[float] = field(default_factory=lambda: deque(maxlen=100))
-    """the learner's newest scores against it: 1 a win of the learner, 0.5 a draw, 0 a loss"""
+    """the learner's last scores against it: 1 for a win of the learner, 0.5 for a draw, 0 for a loss"""
     uid: int = field(default_factory=_uids.__next__)
-    """tells it from every other snapshot of the process"""
+    """unique number in this process"""
 
 
 class SnapshotPool:
-    """The `window` last snapshots of one behaviour, and the rule by which an opponent is drawn from them."""
+    """The last `window` snapshots of one behaviour."""
 
     def __init__(self, window: int, latest_ratio: float, sampling: str, rng: np.random.Generator) -> None:
-        """Takes the ring's size, the share of draws that is the newest snapshot, and the rule of the others.
+        """Sets the rules of `draw`.
 
-        "uniform" draws over the whole window, as ML-Agents does. "prioritized" draws in proportion to (1 - p)^2, where p is the
-        learner's mean score in the newest games against a snapshot: AlphaStar's prioritised fictitious self-play (Vinyals et
-        al. 2019, https://doi.org/10.1038/s41586-019-1724-z, Methods). Raises ValueError for what is none of these.
+        With probability `latest_ratio` an opponent is the newest snapshot. Otherwise it comes from the whole window:
+        - "uniform": all snapshots are equally likely, as in ML-Agents.
+        - "prioritized": the probability is proportional to (1 - p)^2, where p is the learner's mean score in its last
+          games against the snapshot. This is prioritised fictitious self-play of AlphaStar (Vinyals et al. 2019,
+          https://doi.org/10.1038/s41586-019-1724-z, Methods).
+
+        Raises ValueError if a rule is out of range.
         """
         if window < 1 or not 0.0 <= latest_ratio <= 1.0 or sampling not in ("uniform", "prioritized"):
             rule = "a window of 1 or more, a ratio from 0 to 1, and uniform or prioritized sampling"
@@ -48,24 +56,24 @@ class SnapshotPool:
         self.latest_ratio, self.sampling, self.rng = latest_ratio, sampling, rng
 
     def add(self, weights: Weights, step: int, rating: float) -> Snapshot:
-        """Copies the weights into a new snapshot; the oldest one leaves a full ring."""
+        """Copies the weights into a new snapshot. If the ring is full, the oldest snapshot leaves it."""
         self.snapshots.append(Snapshot({name: value.detach().clone() for name, value in weights.items()}, step, rating))
         return self.latest
 
     @property
     def latest(self) -> Snapshot:
-        """The newest snapshot; IndexError if there is none yet."""
+        """The newest snapshot. Raises IndexError if there is none."""
         return self.snapshots[-1]
 
     def draw(self) -> Snapshot:
-        """An opponent for one game; IndexError if there is none yet."""
+        """Draws the opponent of one game. Raises IndexError if there is no snapshot."""
         if self.rng.random() < self.latest_ratio or len(self.snapshots) < 2:
             return self.latest
         if self.sampling == "uniform":
             return self.snapshots[self.rng.integers(len(self.snapshots))]
         scores = np.array(
             [(sum(s.results) + 0.5) / (len(s.results) + 1.0) for s in self.snapshots]
-        )  # a draw to begin with
+        )  # one draw is added
         priorities = (1.0 - scores) ** 2
         return self.snapshots[self.rng.choice(len(priorities), p=priorities / priorities.sum())]
 
@@ -77,7 +85,7 @@ class SnapshotPool:
         ]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Replaces all snapshots with those of `state`, each with a uid of this process."""
+        """Replaces all snapshots by those of `state`. Each gets a new uid."""
         self.snapshots.clear()
         for saved in state:
             snapshot = self.add(saved["weights"], saved["step"], saved["rating"])
