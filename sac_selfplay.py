@@ -66,7 +66,8 @@ from tqdm import tqdm
 
 from utils.cross_play import CrossPlay, Player, cross_play, pairs_with_others, play_pairs, record_video, scripted_players
 from utils.elo import score_interval
-from utils.snapshot_pool import Matches, SnapshotPool, swap_steps_of
+from utils.matches import Matches, swap_steps_of
+from utils.snapshot_pool import SnapshotPool
 from utils.team_env import TaskError, Team, TeamEnv, legal_actions, make_team_env
 
 # === Arguments ========================================================================================================
