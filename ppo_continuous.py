@@ -77,9 +77,7 @@ class Args:
     eval_freq: int = 50_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
     eval_episodes: int = 10  # episodes of an evaluation
     evaluate: Path | None = None  # do not train: evaluate the model of this run folder
-    checkpoint_freq: int = (
-        100_000  # environment steps between checkpoints (with resets); 0: only the first and the last
-    )
+    checkpoint_freq: int = 100_000  # environment steps between checkpoints (with resets); 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
 
     # --- environment ---
@@ -103,16 +101,12 @@ class Args:
     norm_obs: bool = True  # normalise observations by their running mean and standard deviation, clipped to [-10, 10]
     obs_epsilon: float = 0.01  # added to each variance, so that near-constant observations are not amplified
     norm_reward: bool = True  # divide rewards by the running standard deviation of the discounted return, and clip them
-    clip_coef: float = (
-        0.2  # the probability ratio's gradient is cut where it has left 1 by this much (epsilon of eq. 7)
-    )
+    clip_coef: float = 0.2  # how far the probability ratio may leave 1 before its gradient is cut (eq. 7: epsilon)
     clip_vloss: bool = False  # clip the value loss in the same way
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
-    target_kl: float | None = (
-        0.03  # skip an iteration's remaining epochs once an epoch's mean KL divergence exceeds this
-    )
+    target_kl: float | None = 0.03  # end an iteration after an epoch whose mean KL divergence exceeds this
     log_std_init: float = -0.75  # initial log standard deviation of the policy, where the action range is [-1, 1]
     log_std_min: float = -1.25  # lower bound of the log standard deviation
 
@@ -531,9 +525,7 @@ def main(args: Args) -> None:
     if args.log_std_init < args.log_std_min:
         fail(f"--log-std-init takes a number from --log-std-min, {args.log_std_min:g}, to 2, not {args.log_std_init:g}")
     if args.batch_size % args.num_minibatches != 0 or args.minibatch_size < 2:
-        rule = (
-            f"a divisor of num_envs * num_steps = {args.batch_size} that leaves two transitions or more to a minibatch"
-        )
+        rule = f"a divisor of num_envs * num_steps = {args.batch_size} that leaves a minibatch two transitions or more"
         fail(f"--num-minibatches takes {rule}, not {args.num_minibatches}")
     if args.evaluate is not None:
         agent = Agent(make_envs(args, 1), args)

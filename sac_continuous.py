@@ -70,7 +70,7 @@ class Args:
     eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
     eval_episodes: int = 10  # episodes of an evaluation
     evaluate: Path | None = None  # do not train: evaluate the model of this run folder
-    checkpoint_freq: int = 20_000  # environment steps between checkpoints (with resets); 0: only the first and the last
+    checkpoint_freq: int = 20_000  # environment steps between checkpoints (with resets); 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
 
     # --- environment ---

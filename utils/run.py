@@ -174,6 +174,17 @@ def prepare(args: Any, limits: Limits) -> None:
         catch_signals()
 
 
+def parse_json(flag: str, text: str, example: str) -> dict[str, Any]:
+    """The JSON object that a flag was given; exits with one sentence if it is none."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        fail(f"--{flag} takes a JSON object such as {example}, not {text} ({error})")
+    if not isinstance(value, dict):
+        fail(f"--{flag} takes a JSON object such as {example}, not {text}")
+    return value
+
+
 # === Tasks ============================================================================================================
 
 
