@@ -20,6 +20,7 @@ from toy_games import DUEL, Plan, Spaces
 
 from utils.team_env import (
     PettingZooGames,
+    TaskError,
     Team,
     TeamEnv,
     legal_actions,
@@ -275,7 +276,7 @@ def test_a_vectorised_game_is_checked_when_it_is_made(name: str, fault: str | No
 
 
 def test_a_game_that_ends_begins_anew_in_the_same_step() -> None:
-    """Observations [game, step, agent]; the last one of a game is in final_obs alone, and only the first reset is seeded."""
+    """Observations are [game, step, agent]. A game's last one is in final_obs only; only the first reset is seeded."""
     end = {agent: {"reward": 2.5, "end": "truncation"} for agent in DUEL}
     env = make_toy(DUEL, [{}, {}, end], num_games=2)
     obs = env.reset(5)
@@ -453,7 +454,7 @@ def test_discrete_actions_and_observations_of_unequal_agents() -> None:
 
 
 def test_masks_from_info() -> None:
-    """Of a Discrete as one array, of a MultiDiscrete one for each branch; where nothing is legal, the first action is."""
+    """One array for Discrete, one per branch for MultiDiscrete. Where nothing is legal, the first action is."""
     spaces: Spaces = {"red_0": (OBS, Discrete(3)), "blue_0": (OBS, MultiDiscrete([2, 3]))}
     first = {
         "red_0": {"action_mask": np.array([0, 1, 1], np.int8)},
@@ -507,6 +508,61 @@ def test_the_outcome_rule(plan: Plan, scores: list[float]) -> None:
             assert step.over.all() == (now == len(plan) - 1)
             np.testing.assert_allclose(step.scores, [scores if step.over.all() else [0.0, 0.0]], rtol=1e-6)
     assert (step.scores[0, 0] == step.scores[0, 1]) == (scores[0] == scores[1])
+
+
+@pytest.mark.parametrize(
+    ("happens", "message"),
+    [
+        ({"info": {"outcome": "win"}}, r'info\["outcome"\] of blue_0 must be a finite number, not \'win\''),
+        ({"info": {"outcome": [1, 0]}}, r"must be a finite number, not \[1, 0\]"),
+        ({"info": {"outcome": np.nan}}, "must be a finite number, not nan"),
+        ({"info": {"outcome": np.array(np.inf)}}, r"must be a finite number, not array\(inf\)"),
+        ({"info": None}, "AttributeError"),
+        ({"info": {"action_mask": [1]}}, "the action mask of blue_0 must have 3 numbers, one for each action, not 1"),
+        ({"reward": np.nan, "end": "termination"}, r"the returns of red, blue must be numbers, not \[ ?0. nan\]"),
+        ({"reward": "much"}, "ValueError: could not convert string to float"),
+        ({"obs": np.zeros(5)}, r"the observation of blue_0 must have 4 numbers, as its space Box\(.*\) says, not 5"),
+        ({"obs": np.zeros(3)}, "must have 4 numbers.*not 3"),
+        ({"obs": "none"}, "blue_0 is in the game and must have an observation, and there is none"),
+    ],
+)
+def test_what_a_game_must_not_give(happens: dict[str, Any], message: str) -> None:
+    """One sentence names the environment and the agent; before, some were silent and some a traceback of ours."""
+
+    class Bad(toy_games.Planned):
+        def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+            results = super().step(actions)
+            if self.now == 2 and "obs" in happens:
+                results[0]["blue_0"] = happens["obs"]
+                if isinstance(happens["obs"], str):
+                    del results[0]["blue_0"]
+            return results
+
+    teams = make_teams("toy", toy_games.parallel_env(), None, None)
+    ends = {"end": "termination"} if "end" in happens else {}
+    plan: Plan = [{}, {"blue_0": happens, "red_0": ends}, {}]
+    env = PettingZooGames([toy_games.Planned(DUEL, [{}] * 9), Bad(DUEL, plan)], teams)
+    env.reset(0)
+    env.step(random_actions(env))
+    with pytest.raises(TaskError, match=f"^environment 1 in step: .*{message}") as error:
+        env.step(random_actions(env))
+    assert "\n" not in str(error.value)
+
+
+def test_an_outcome_of_none_is_no_outcome() -> None:
+    """The returns decide."""
+    env = make_toy(DUEL, [{"red_0": {"info": {"outcome": None}, "reward": 2.0}, "blue_0": {"info": {"outcome": 3}}}])
+    env.reset(0)
+    assert env.step(random_actions(env)).scores.tolist() == [[2.0, 0.0]]
+
+
+def test_a_game_that_begins_without_agents() -> None:
+    """It would be over before it began."""
+    game = toy_games.Planned(DUEL, [{}])
+    env = PettingZooGames([game], make_teams("toy", game, None, None))
+    game.possible_agents = []
+    with pytest.raises(TaskError, match="^environment 0 in reset: a game must begin with at least one agent"):
+        env.reset(0)
 
 
 def test_an_outcome_does_not_outlive_its_game() -> None:
@@ -630,7 +686,7 @@ def test_random_players_are_uniform() -> None:
 @pytest.mark.parametrize("continuous", [False, True])
 @pytest.mark.parametrize("name", ["simple_tag_v3", "simple_push_v3"])
 def test_mpe_games_are_those_that_pettingzoo_plays(name: str, continuous: bool) -> None:
-    """Three games of each of two copies, beside the same ones stepped by hand: the same observations, rewards and scores."""
+    """Three games of two copies, beside the same ones stepped by hand: equal observations, rewards and scores."""
     module = importlib.import_module(f"mpe2.{name}")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -716,7 +772,7 @@ def test_connect_four_is_played_by_its_rules(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_unequal_agents_of_a_team() -> None:
-    """Three kinds of agents are three teams, or two by --teams: a leader has 20 actions, the others of its team have 5."""
+    """Three kinds of agents are three teams, or two by --teams. A leader has 20 actions, its team-mates have 5."""
     teams = {
         "hunters": ["leadadversary_0", "adversary_0", "adversary_1", "adversary_2"],
         "prey": ["agent_0", "agent_1"],

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations, zip_longest
@@ -240,7 +240,28 @@ def make_teams(
 
 
 class TaskError(Exception):
-    """An exception raised by the game's own code."""
+    """The game's own code raised an exception or gave something that it must not."""
+
+
+@contextmanager
+def game_code(place: str) -> Iterator[None]:
+    """Turns what the game's code raises into a TaskError that names the place."""
+    try:
+        yield
+    except TaskError as error:
+        raise TaskError(f"{place}: {error}") from error
+    except Exception as error:
+        raise TaskError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def read_outcome(agent: str, info: Mapping[str, Any]) -> float:
+    """The agent's `info["outcome"]`; nan if there is none."""
+    if info.get("outcome") is None:
+        return np.nan
+    outcome = np.asarray(info["outcome"])
+    if outcome.size != 1 or outcome.dtype.kind not in "biuf" or not np.isfinite(outcome).all():
+        raise TaskError(f'info["outcome"] of {agent} must be a finite number, not {info["outcome"]!r:.80}')
+    return float(outcome.item())
 
 
 class Seat:
@@ -252,10 +273,9 @@ class Seat:
 
     def __init__(self, env: ParallelEnv, teams: tuple[Team, ...], team: int, index: int) -> None:
         self.team, self.index, self.agent = team, index, teams[team].agents[index]
-        self.obs_space, self.action_space = (
-            without_mask(env.observation_space(self.agent)),
-            env.action_space(self.agent),
-        )
+        self.obs_space = without_mask(env.observation_space(self.agent))
+        self.action_space = env.action_space(self.agent)
+        self.obs_dim = flatdim(self.obs_space)
         self.branches = branches_of(self.action_space)
         self.starts = np.cumsum((0, *teams[team].branches))[:-1]  # of the branches in a row of the team's mask
         self.slots = [start + i for start, size in zip(self.starts, self.branches, strict=False) for i in range(size)]
@@ -263,14 +283,23 @@ class Seat:
 
     def read_obs(self, obs: Any) -> np.ndarray:
         """The observation as a vector, without its action mask."""
-        return np.asarray(flatten(self.obs_space, obs))
+        vector = np.asarray(flatten(self.obs_space, obs))
+        if vector.size != self.obs_dim:
+            expected = f"{self.obs_dim} numbers, as its space {self.obs_space} says"
+            raise TaskError(f"the observation of {self.agent} must have {expected}, not {vector.size}")
+        return vector
 
     def read_mask(self, obs: Any, info: dict[str, Any]) -> np.ndarray:
         """The agent's legal actions as a row of its team's mask. A branch without a legal action gets its first."""
         mask = obs.get("action_mask") if isinstance(obs, dict) else None
         mask = info.get("action_mask") if mask is None else mask
         row = np.zeros(self.num_slots, dtype=bool)
-        row[self.slots] = True if mask is None else np.hstack(mask) if isinstance(mask, (tuple, list)) else mask
+        if mask is not None:
+            mask = np.hstack(mask) if isinstance(mask, (tuple, list)) else np.asarray(mask).ravel()
+            if mask.size != len(self.slots):
+                expected = f"{len(self.slots)} numbers, one for each action"
+                raise TaskError(f"the action mask of {self.agent} must have {expected}, not {mask.size}")
+        row[self.slots] = True if mask is None else mask
         row[self.starts[~np.logical_or.reduceat(row, self.starts)]] = True
         return row
 
@@ -324,6 +353,8 @@ class PettingZooGames:
         turn = env.aec_env.agent_selection if isinstance(env, turn_based_aec_to_parallel_wrapper) else None
         for seat in self._seats:
             is_alive, mask = self.alive[seat.team][i, seat.index], self.action_masks[seat.team]
+            if is_alive and seat.agent not in observations:
+                raise TaskError(f"{seat.agent} is in the game and must have an observation, and there is none")
             if seat.agent in observations and (is_alive or acted[seat.team][i, seat.index]):
                 obs = seat.read_obs(observations[seat.agent])
                 self._obs[seat.team][i, seat.index, : obs.size] = obs
@@ -332,15 +363,15 @@ class PettingZooGames:
 
     def _begin(self, i: int, seed: int | None = None) -> None:
         """Starts the next game of copy i."""
-        try:
-            observations, infos = self.envs[i].reset(seed=seed)
-        except Exception as error:
-            raise TaskError(f"environment {i} in reset: {type(error).__name__}: {error}") from error
         self._outcomes[i] = np.nan
-        for seat in self._seats:
-            self._returns[seat.team][i, seat.index] = 0.0
-            self.alive[seat.team][i, seat.index] = seat.agent in self.envs[i].agents
-        self._read(i, observations, infos, self.alive)
+        with game_code(f"environment {i} in reset"):
+            observations, infos = self.envs[i].reset(seed=seed)
+            for seat in self._seats:
+                self._returns[seat.team][i, seat.index] = 0.0
+                self.alive[seat.team][i, seat.index] = seat.agent in self.envs[i].agents
+            if not any(alive[i].any() for alive in self.alive):
+                raise TaskError("a game must begin with at least one agent, and there is none")
+            self._read(i, observations, infos, self.alive)
 
     def reset(self, seed: int) -> list[np.ndarray]:
         """Restarts all games. Each copy gets its own seed."""
@@ -360,21 +391,20 @@ class PettingZooGames:
         for i, env in enumerate(self.envs):
             acting = [seat for seat in self._seats if acted[seat.team][i, seat.index]]
             chosen = {seat.agent: seat.write_action(actions[seat.team][i, seat.index]) for seat in acting}
-            try:
+            with game_code(f"environment {i} in step"):
                 observations, rewarded, terminated, truncated, infos = env.step(chosen)
-            except Exception as error:
-                raise TaskError(f"environment {i} in step: {type(error).__name__}: {error}") from error
-            for seat in self._seats:
-                t, k, agent = seat.team, seat.index, seat.agent
-                is_terminated, is_truncated = bool(terminated.get(agent, False)), bool(truncated.get(agent, False))
-                is_alive = agent in env.agents and not is_terminated and not is_truncated
-                self.alive[t][i, k] = is_alive
-                if seat in acting:
-                    rewards[t][i, k] = rewarded.get(agent, 0.0)
-                    terminations[t][i, k] = is_terminated or not (is_alive or is_truncated)
-                    truncations[t][i, k] = is_truncated
-                self._outcomes[i, t] = infos.get(agent, {}).get("outcome", self._outcomes[i, t])
-            self._read(i, observations, infos, acted)
+                for seat in self._seats:
+                    t, k, agent = seat.team, seat.index, seat.agent
+                    is_terminated, is_truncated = bool(terminated.get(agent)), bool(truncated.get(agent))
+                    is_alive = agent in env.agents and not is_terminated and not is_truncated
+                    self.alive[t][i, k] = is_alive
+                    if seat in acting:
+                        rewards[t][i, k] = rewarded.get(agent, 0.0)
+                        terminations[t][i, k] = is_terminated or not (is_alive or is_truncated)
+                        truncations[t][i, k] = is_truncated
+                    outcome = read_outcome(agent, infos.get(agent, {}))
+                    self._outcomes[i, t] = self._outcomes[i, t] if np.isnan(outcome) else outcome
+                self._read(i, observations, infos, acted)
         final_obs = self._obs
         self._obs = [np.where(alive[..., None], obs, 0.0) for alive, obs in zip(self.alive, final_obs, strict=True)]
         for total, reward in zip(self._returns, rewards, strict=True):
@@ -383,6 +413,9 @@ class PettingZooGames:
         scores = np.where(np.isnan(self._outcomes).any(axis=1, keepdims=True), returns, self._outcomes)
         over = ~np.any([alive.any(1) for alive in self.alive], axis=0)
         for i in over.nonzero()[0]:
+            if not np.isfinite(scores[i]).all():
+                names = ", ".join(team.name for team in self.teams)
+                raise TaskError(f"environment {i} in step: the returns of {names} must be numbers, not {scores[i]}")
             self._begin(i)
         return TeamStep(
             self._obs, final_obs, rewards, terminations, truncations, over, np.where(over[:, None], scores, 0.0)
