@@ -210,7 +210,7 @@ def test_rendering_is_checked_when_a_game_is_made(tmp_path: Path, monkeypatch: p
         f"{lines}def parallel_env(render_mode=None):\n    return Dark(toy_games.DUEL, toy_games.SHORT)\n"
     )
     make_team_env("dark_game", 1)
-    with pytest.raises(ValueError, match="^dark_game cannot be made: TypeError: it renders no array"):
+    with pytest.raises(ValueError, match="^dark_game cannot be made: TypeError: render must give .*, not NoneType"):
         make_team_env("dark_game", 1, render=True)
 
 
@@ -258,7 +258,11 @@ def test_a_vectorised_game_by_its_name() -> None:
         ("Auction", "masks", "action_masks must have 2 items, one a team, not 1"),
         ("Auction", "mask shape", "action_masks must give arrays of"),
         ("Auction", "reset", "KeyError: 'nothing there'"),
-        ("Auction", "render", "TypeError: it renders no array"),
+        ("Auction", "render", "TypeError: render must give an array .*, not NoneType"),
+        ("Auction", "exit", "cannot be made: SystemExit: no display"),
+        ("Auction", "step exit", "cannot be made: SystemExit: 0"),
+        ("Auction", "scores", r"scores of step must give arrays of .*\(2, 2\).*, not .*\(2,\)"),
+        ("Auction", "actions", "scripted_actions must give arrays of"),
         ("not_a_game", None, "a TeamEnv has num_games, teams, .*, and this object has not"),
         ("nobody", None, "neither sumo nor pursuit nor a module that can be imported: AttributeError"),
         ("", None, "neither sumo nor pursuit"),
@@ -270,6 +274,71 @@ def test_a_vectorised_game_is_checked_when_it_is_made(name: str, fault: str | No
     with pytest.raises(ValueError, match=f"^vector_game:{name} .*{message}") as refusal:
         make_team_env(f"vector_game:{name}", 2, kwargs, render=True)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("late exit", "step of Auction: SystemExit: 0"),
+        ("late nan", "step of Auction: the scores of games that are over must be numbers, not"),
+    ],
+)
+def test_a_vectorised_game_that_breaks_down_later(fault: str, message: str) -> None:
+    """In its second game."""
+    env = make_team_env("vector_game:Auction", 2, {"fault": fault})
+    env.reset(0)
+    for _ in range(3 if fault == "late exit" else 5):
+        env.step(random_actions(env))
+    with pytest.raises(TaskError, match=f"^{message}"):
+        env.step(random_actions(env))
+
+
+@pytest.mark.parametrize("error", ["SystemExit(0)", "AttributeError('no such thing')", "ValueError('in two\\nlines')"])
+@pytest.mark.parametrize("place", ["parallel_env", "possible_agents", "observation_space", "module"])
+def test_whatever_a_game_raises_while_it_is_made(
+    error: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence that begins with its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "raising_game", raising=False)
+    lines = "import toy_games\n\nclass Game(toy_games.Planned):\n    def stop(self, *_):\n        raise {0}\n"
+    lines += "\ndef parallel_env():\n    return Game(toy_games.DUEL, [{{}}])\n"
+    change = {
+        "parallel_env": "def parallel_env():\n    raise {0}\n",
+        "possible_agents": "Game.possible_agents = property(Game.stop, Game.stop)\n",
+        "observation_space": "Game.observation_space = Game.stop\n",
+        "module": "raise {0}\n",
+    }[place]
+    (tmp_path / "raising_game.py").write_text((lines + change).format(error))
+    with pytest.raises(ValueError, match=f"^raising_game .*{error.partition('(')[0]}: ") as refusal:
+        make_team_env("raising_game", 1)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_game_that_exits() -> None:
+    """A game's sys.exit ends no run of ours with status 0."""
+
+    class Exits(toy_games.Planned):
+        def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+            if self.now == 1:
+                sys.exit()
+            return super().step(actions)
+
+        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            if self.game == 0:
+                sys.exit("the end")
+            return super().reset(seed)
+
+    game = Exits(DUEL, [{}] * 2)
+    env = PettingZooGames([game], make_teams("toy", game, None, None))
+    env.reset(0)
+    env.step(random_actions(env))
+    with pytest.raises(TaskError, match="^environment 0 in step: SystemExit"):
+        env.step(random_actions(env))
+    game.game, game.plan = -1, [{}]
+    env.reset(0)
+    with pytest.raises(TaskError, match="^environment 0 in reset: SystemExit: the end"):
+        env.step(random_actions(env))
 
 
 # --- arrays ---

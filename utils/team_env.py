@@ -15,9 +15,10 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations, zip_longest
 from typing import Any, NamedTuple, Protocol
 
@@ -127,6 +128,33 @@ def legal_actions(env: TeamEnv, t: int) -> np.ndarray:
     return np.ones((env.num_games, len(team.agents), sum(team.branches)), dtype=bool) if mask is None else mask
 
 
+# === Errors ===========================================================================================================
+
+
+class TaskError(Exception):
+    """The game's own code raised an exception or gave something that it must not."""
+
+
+class BadGame(ValueError):
+    """A game that cannot be made or played here: a whole sentence."""
+
+
+def describe_error(error: BaseException) -> str:
+    """The type and the text of an exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+@contextmanager
+def game_code(place: str) -> Iterator[None]:
+    """Turns what the game's code raises into a TaskError that names the place."""
+    try:
+        yield
+    except TaskError as error:
+        raise TaskError(f"{place}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"{place}: {describe_error(error)}") from error
+
+
 # === Teams ============================================================================================================
 
 
@@ -164,23 +192,21 @@ def name_teams(agents: list[str]) -> dict[str, tuple[str, list[str]]]:
 
 
 def make_team(env_id: str, env: ParallelEnv, name: str, behavior: str, agents: list[str]) -> Team:
-    """Makes a team of these agents. Sizes are those of its largest agent. ValueError if they cannot be one team."""
+    """Makes a team of these agents. Sizes are those of its largest agent. BadGame if they cannot be one team."""
     obs_dims, action_dims, branches = [], [], []
     for agent in agents:
         obs_space, space = without_mask(env.observation_space(agent)), env.action_space(agent)
         if not obs_space.is_np_flattenable:
-            raise ValueError(
-                f"{env_id} takes observations that flatten to a vector, and those of {agent} are {obs_space}"
-            )
+            raise BadGame(f"{env_id} takes observations that flatten to a vector, and those of {agent} are {obs_space}")
         is_box = isinstance(space, Box) and space.dtype.kind == "f" and space.is_bounded()
         if not is_box and not isinstance(space, (Discrete, MultiDiscrete)):
             takes = "Discrete, MultiDiscrete or a Box of real numbers with finite bounds"
-            raise ValueError(f"{env_id} takes actions that are {takes}, and those of {agent} are {space}")
+            raise BadGame(f"{env_id} takes actions that are {takes}, and those of {agent} are {space}")
         obs_dims.append(flatdim(obs_space))
         branches.append(branches_of(space))
         action_dims.append(flatdim(space) if is_box else len(branches[-1]))
     if len({sizes == () for sizes in branches}) > 1:
-        raise ValueError(
+        raise BadGame(
             f"{env_id} takes teams whose agents are all of Box or all of discrete actions, and {name} is of both"
         )
     largest = tuple(max(sizes) for sizes in zip_longest(*branches, fillvalue=0))
@@ -195,7 +221,7 @@ def shape_of(team: Team) -> str:
 def set_behaviors(env_id: str, teams: tuple[Team, ...], symmetric: bool | None) -> tuple[Team, ...]:
     """Gives all teams one behaviour (True) or each its own (False); None changes nothing.
 
-    Raises ValueError if teams that share a behaviour differ in size.
+    Raises BadGame if teams that share a behaviour differ in size.
     """
     if symmetric is not None:
         one = teams[0].behavior if len({team.behavior for team in teams}) == 1 else "shared"
@@ -203,7 +229,7 @@ def set_behaviors(env_id: str, teams: tuple[Team, ...], symmetric: bool | None) 
     for a, b in combinations(teams, 2):
         if a.behavior == b.behavior and shape_of(a) != shape_of(b):
             unlike = f"{a.name} has {shape_of(a)} and {b.name} has {shape_of(b)}"
-            raise ValueError(f"{env_id} takes --symmetric no: teams that share a policy are alike, and {unlike}")
+            raise BadGame(f"{env_id} takes --symmetric no: teams that share a policy are alike, and {unlike}")
     return teams
 
 
@@ -212,22 +238,22 @@ def make_teams(
 ) -> tuple[Team, ...]:
     """The teams of a PettingZoo game: the `named` ones, or those that the agents' names tell.
 
-    Named teams share a behaviour if they have equal sizes. `symmetric` overrides the behaviours. Raises ValueError if
+    Named teams share a behaviour if they have equal sizes. `symmetric` overrides the behaviours. Raises BadGame if
     there is only one team.
     """
     agents = list(getattr(env, "possible_agents", []))
     if not all(isinstance(agent, str) for agent in agents):
-        raise ValueError(f"{env_id} takes agents whose names are strings, and its are {agents}")
+        raise BadGame(f"{env_id} takes agents whose names are strings, and its are {agents}")
     groups = name_teams(agents)
     if named is not None:
         if sorted(agent for team in named.values() for agent in team) != sorted(agents) or not all(named.values()):
-            raise ValueError(
+            raise BadGame(
                 f"{env_id} takes --teams that name each of its agents once, and no other: {', '.join(agents)}"
             )
         groups = {name: (name, team) for name, team in named.items()}
     if len(groups) < 2:
         found = "; ".join(f"{name}: {', '.join(team)}" for name, (_, team) in groups.items()) or "no possible_agents"
-        raise ValueError(
+        raise BadGame(
             f"{env_id} takes --teams that make two teams or more of its agents, which are {len(groups)} now ({found})"
         )
     teams = tuple(make_team(env_id, env, name, *group) for name, group in groups.items())
@@ -237,21 +263,6 @@ def make_teams(
 
 
 # === PettingZoo =======================================================================================================
-
-
-class TaskError(Exception):
-    """The game's own code raised an exception or gave something that it must not."""
-
-
-@contextmanager
-def game_code(place: str) -> Iterator[None]:
-    """Turns what the game's code raises into a TaskError that names the place."""
-    try:
-        yield
-    except TaskError as error:
-        raise TaskError(f"{place}: {error}") from error
-    except Exception as error:
-        raise TaskError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def read_outcome(agent: str, info: Mapping[str, Any]) -> float:
@@ -454,26 +465,23 @@ BUILT_IN = {"sumo": "utils.games:Sumo", "pursuit": "utils.games:Pursuit"}
 
 @contextmanager
 def refusal(message: str) -> Iterator[None]:
-    """Turns exceptions of the game's code into a ValueError of one sentence. Puts the working folder on `sys.path`."""
+    """Turns exceptions of the game's code into BadGame. Puts the working folder on `sys.path`."""
     folder = os.getcwd()
     sys.path.insert(0, folder)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # PettingZoo announces a registry that few games are in
             yield
-    except Exception as error:
-        raise ValueError(f"{message}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    except BadGame:
+        raise
+    except (Exception, SystemExit) as error:
+        raise BadGame(f"{message}: {describe_error(error)}") from error
     finally:
         sys.path.remove(folder)
 
 
-def team_shapes(env: TeamEnv, *dims: int) -> list[tuple[int, ...]]:
-    """The shape (num_games, team_size, *dims) of each team's arrays."""
-    return [(env.num_games, len(team.agents), *dims) for team in env.teams]
-
-
 def check_team_env(env: TeamEnv, num_games: int) -> None:
-    """Raises TypeError or ValueError if a game is not a `TeamEnv` of `num_games` games. Resets it."""
+    """Raises TypeError or ValueError if a game is not a `TeamEnv` of `num_games` games. Resets and steps it."""
     members = ["num_games", "teams", "scripted_by_team", "alive", "action_masks"]
     members += ["reset", "step", "scripted_actions", "render", "close"]
     missing = [name for name in members if not hasattr(env, name)]
@@ -487,24 +495,57 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
         raise ValueError(
             f"scripted_by_team must have names for each team, random among them, not {env.scripted_by_team}"
         )
-    obs = env.reset(0)
-    obs_shapes = [(*shape, team.obs_dim) for shape, team in zip(team_shapes(env), env.teams, strict=True)]
-    mask_shapes = [(*shape, sum(team.branches)) for shape, team in zip(team_shapes(env), env.teams, strict=True)]
-    check_arrays("reset", obs, obs_shapes, "float32")
-    check_arrays("alive", env.alive, team_shapes(env), "bool")
+    shapes = [(num_games, len(team.agents)) for team in env.teams]
+    obs_shapes = [(*shape, team.obs_dim) for shape, team in zip(shapes, env.teams, strict=True)]
+    check_arrays("reset", env.reset(0), obs_shapes, "float32")
+    check_arrays("alive", env.alive, shapes, "bool")
     if len(env.action_masks) != len(env.teams):
         raise ValueError(f"action_masks must have {len(env.teams)} items, one a team, not {len(env.action_masks)}")
-    for t, mask in enumerate(env.action_masks):
+    for mask, shape, team in zip(env.action_masks, shapes, env.teams, strict=True):
         if mask is not None:
-            check_arrays("action_masks", [mask], mask_shapes[t : t + 1], "bool")
+            check_arrays("action_masks", [mask], [(*shape, sum(team.branches))], "bool")
+    actions = [env.scripted_actions("random", t) for t in range(len(env.teams))]
+    action_shapes = [(*shape, team.action_dim) for shape, team in zip(shapes, env.teams, strict=True)]
+    check_arrays("scripted_actions", actions, action_shapes)
+    step = env.step(actions)
+    for name in ("obs", "final_obs"):
+        check_arrays(f"{name} of step", getattr(step, name), obs_shapes, "float32")
+    check_arrays("rewards of step", step.rewards, shapes)
+    for name in ("terminations", "truncations"):
+        check_arrays(f"{name} of step", getattr(step, name), shapes, "bool")
+    check_arrays("over of step", [step.over], [(num_games,)], "bool")
+    check_arrays("scores of step", [step.scores], [(num_games, len(env.teams))])
 
 
-def check_arrays(name: str, arrays: list[np.ndarray], shapes: list[tuple[int, ...]], dtype: str) -> None:
+def check_arrays(
+    name: str, arrays: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]], dtype: str | None = None
+) -> None:
     """Raises ValueError if the arrays of a `TeamEnv` do not have these shapes and this type."""
-    found = [(np.shape(array), str(getattr(array, "dtype", type(array).__name__))) for array in arrays]
+    found = [(np.shape(array), dtype and str(np.asarray(array).dtype)) for array in arrays]
     expected = [(shape, dtype) for shape in shapes]
     if found != expected:
         raise ValueError(f"{name} must give arrays of {expected}, not {found}")
+
+
+def check_picture(picture: Any) -> None:
+    """Raises TypeError if a game's `render` gave something else than a picture."""
+    if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
+        found = f"an array of {picture.shape}" if isinstance(picture, np.ndarray) else type(picture).__name__
+        raise TypeError(f"render must give an array (height, width, 3), not {found}")
+
+
+def guard(env: TeamEnv) -> None:
+    """Turns what a user's vectorised game raises into TaskError, and checks the scores of games that are over."""
+
+    def guarded(name: str, method: Callable[..., Any], *args: Any) -> Any:
+        with game_code(f"{name} of {type(env).__name__}"):
+            result = method(*args)
+            if name == "step" and not np.isfinite(result.scores[result.over]).all():
+                raise TaskError(f"the scores of games that are over must be numbers, not {result.scores[result.over]}")
+            return result
+
+    for name in ("reset", "step", "scripted_actions", "render"):
+        setattr(env, name, partial(guarded, name, getattr(env, name)))
 
 
 def load_object(path: str) -> Any:
@@ -537,13 +578,15 @@ def make_team_env(
         found: Any = load_object(path) if ":" in path else importlib.import_module(path)
     if ":" in path:
         if teams is not None:
-            raise ValueError(f"{env_id} takes no --teams: they are for PettingZoo games")
+            raise BadGame(f"{env_id} takes no --teams: they are for PettingZoo games")
         with refusal(f"{env_id} cannot be made"):
             game = found(num_games, **kwargs)
             check_team_env(game, num_games)
-            if render and not isinstance(game.render(), np.ndarray):
-                raise TypeError("it renders no array")
-        game.teams = set_behaviors(env_id, tuple(game.teams), symmetric)
+            if render:
+                check_picture(game.render())
+            if env_id not in BUILT_IN:
+                guard(game)
+            game.teams = set_behaviors(env_id, tuple(game.teams), symmetric)
         return game
     if hasattr(found, "parallel_env"):
         make = found.parallel_env
@@ -552,12 +595,11 @@ def make_team_env(
         def make(**kwargs: Any) -> ParallelEnv:
             return turn_based_aec_to_parallel(found.env(**kwargs))
     else:
-        raise ValueError(f"{env_id} takes PettingZoo's function parallel_env or env, and that module has neither")
+        raise BadGame(f"{env_id} takes PettingZoo's function parallel_env or env, and that module has neither")
     with refusal(f"{env_id} cannot be made"):
         rendered = {"render_mode": "rgb_array"} if render else {}
         envs = [make(**kwargs | rendered if i == 0 else kwargs) for i in range(num_games)]
         if render:
             envs[0].reset()
-            if not isinstance(envs[0].render(), np.ndarray):
-                raise TypeError("it renders no array")
-    return PettingZooGames(envs, make_teams(env_id, envs[0], teams, symmetric))
+            check_picture(envs[0].render())
+        return PettingZooGames(envs, make_teams(env_id, envs[0], teams, symmetric))
