@@ -491,6 +491,21 @@ def test_box_actions_reach_the_bounds_of_each_agent() -> None:
     assert received["red_1"].dtype == np.float64
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_largest_bounds_do_not_overflow(dtype: type) -> None:
+    """`high - low` would be inf."""
+    largest = np.finfo(dtype).max
+    env = make_toy({agent: (OBS, Box(-largest, largest, (5,), dtype)) for agent in DUEL}, [{}])
+    env.reset(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env.step([np.array([[[-1.0, -0.5, 0.0, 0.5, 2.0]]], np.float32)] * 2)
+    assert isinstance(env.envs[0], toy_games.Planned)
+    received = env.envs[0].received[0]["red_0"]
+    assert received.dtype == dtype
+    np.testing.assert_allclose(received, np.array([-1.0, -0.5, 0.0, 0.5, 1.0]) * largest)
+
+
 def test_discrete_actions_and_observations_of_unequal_agents() -> None:
     """Actions count from each space's start, masks forbid what a smaller agent has not, and observations are flat."""
     nested = Dict({"b": Box(0, 1, (2, 2)), "a": Discrete(3)})

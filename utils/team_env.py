@@ -318,12 +318,9 @@ class Seat:
         """The agent's action in its own space, from a row of its team's actions."""
         space = self.action_space
         if isinstance(space, Box):
-            unit = action[: flatdim(space)].reshape(space.shape)
-            return (
-                (space.low + 0.5 * (unit + 1.0) * (space.high - space.low))
-                .clip(space.low, space.high)
-                .astype(space.dtype)
-            )
+            share = 0.5 * (action[: flatdim(space)].reshape(space.shape).astype(np.float64).clip(-1.0, 1.0) + 1.0)
+            value = space.low * (1.0 - share) + space.high * share  # high - low could overflow
+            return value.clip(space.low, space.high).astype(space.dtype)
         if isinstance(space, Discrete):
             return space.dtype.type(action[0] + space.start)
         assert isinstance(space, MultiDiscrete)
