@@ -57,7 +57,7 @@ from tqdm import tqdm
 
 from utils.cross_play import CrossPlay, Player, cross_play, pairs_with_others, play_pairs, record_video, scripted_players
 from utils.elo import score_interval
-from utils.matches import Matches, swap_steps_of
+from utils.matches import Matches
 from utils.snapshot_pool import SnapshotPool
 from utils.team_env import TaskError, Team, TeamEnv, legal_actions, make_team_env
 
@@ -963,10 +963,8 @@ def main(args: Args) -> None:
     pools = {behavior: make_pool(args, rng) for behavior in behaviors}
     for behavior, pool in pools.items():
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
-    swap_steps = args.swap_steps
-    if args.swaps_per_turn is not None:
-        swap_steps = swap_steps_of(env.teams, args.team_change, args.swaps_per_turn)
-    matches = Matches(env.teams, args.num_games, pools, args.elo_k, swap_steps, args.learner_side)
+    rules = (args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, args.team_change)
+    matches = Matches(env.teams, args.num_games, pools, *rules)
     run_steps = total_steps * len(env.teams[0].agents)
     if len(behaviors) > 1 and args.team_change > run_steps:
         turn, others = f"--team-change {args.team_change:,}", ", ".join(behaviors[1:])

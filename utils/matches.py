@@ -18,16 +18,6 @@ from utils.snapshot_pool import Snapshot, SnapshotPool
 from utils.team_env import Team, TeamEnv, legal_actions
 
 
-def swap_steps_of(teams: Sequence[Team], team_change: int, swaps_per_turn: float) -> int:
-    """Ghost steps between two swaps, so that a turn of `team_change` learner steps has `swaps_per_turn` swaps.
-
-    ML-Agents' rule: (ghosts / learners) * team_change / swaps, for the turn of the first team.
-    """
-    learners = len(teams[0].agents)
-    ghosts = sum(len(team.agents) for team in teams) - learners
-    return max(1, round(ghosts / learners * team_change / swaps_per_turn))
-
-
 class Matches:
     """The players of each of many parallel games: the learner on one team, a snapshot on each other team.
 
@@ -43,16 +33,22 @@ class Matches:
         elo_k: float = 16.0,
         swap_steps: int = 0,
         side: str | None = None,
+        swaps_per_turn: float | None = None,
+        team_change: int = 0,
     ) -> None:
         """Starts with the first team's behaviour as the learner.
 
         `pools` has a pool for each behaviour, with at least one snapshot. `elo_k` is the largest change of a rating in
         one game. A game keeps its opponents until ghost agents, over all games, have taken `swap_steps` steps; 0 draws
         new opponents for each game. `side` is the team that the learner always plays on; None: it changes sides.
+
+        With `swaps_per_turn`, each turn of `team_change` learner steps has that many swaps, by ML-Agents' rule:
+        swap_steps = ghosts / learners * team_change / swaps_per_turn, for the sizes of the learner's team of that turn.
         """
         self.behaviors = [team.behavior for team in teams]
         self.team_names = [team.name for team in teams]
         self.pools, self.elo_k, self.swap_steps, self.side = pools, elo_k, swap_steps, side
+        self.swaps_per_turn, self.team_change = swaps_per_turn, team_change
         self.sizes = np.array([len(team.agents) for team in teams])
         self.opponents: list[list[Snapshot | None]] = [[None] * len(teams) for _ in range(num_games)]
         self.uids = np.zeros((num_games, len(teams)), dtype=np.int64)  # of the opponents; -1: the learner
@@ -67,11 +63,12 @@ class Matches:
         """Makes this behaviour the learner, rated as its newest snapshot, and restarts all games with new opponents."""
         self.learner = behavior
         self.rating = self.pools[behavior].latest.rating
-        names = zip(self.behaviors, self.team_names, strict=True)
-        sides = [t for t, (b, name) in enumerate(names) if b == behavior and self.side in (None, name)]
-        self.sides = sides or [
-            t for t, b in enumerate(self.behaviors) if b == behavior
-        ]  # the other role has no such side
+        sides = [t for t, b in enumerate(self.behaviors) if b == behavior]
+        self.sides = [t for t in sides if self.team_names[t] == self.side] or sides
+        if self.swaps_per_turn is not None:
+            learners = self.sizes[self.sides[0]]
+            ghosts = self.sizes.sum() - learners
+            self.swap_steps = max(1, round(ghosts / learners * self.team_change / self.swaps_per_turn))
         self.begin_anew()
 
     def begin_anew(self, seed: int | None = None) -> None:
