@@ -246,6 +246,22 @@ def test_more_than_two_teams_are_rated_pairwise() -> None:
     assert (list(a.results), list(b.results), a.games, b.games) == ([0.5], [1.0], 1, 1)
 
 
+@LAYOUTS
+def test_games_that_are_not_rated(layout: Layout) -> None:
+    """They change no rating, no count and no metric, and the next game begins as after any other."""
+    matches, rated = make_matches(layout, 3), make_matches(layout, 3)
+    before = {s.uid: vars(s) | {"results": list(s.results)} for p in matches.pools.values() for s in p.snapshots}
+    for game in (1, 1, 2):
+        matches.finish(game, np.arange(len(layout), dtype=float), rated=False)
+        rated.finish(game, np.arange(len(layout), dtype=float))
+        check_seats(matches)
+    after = {s.uid: vars(s) | {"results": list(s.results)} for p in matches.pools.values() for s in p.snapshots}
+    assert after == before
+    assert matches.rating == 1200.0
+    assert "selfplay/games" not in matches.metrics()
+    assert marks_in_play(matches) == marks_in_play(rated)
+
+
 @given(
     layout=st.sampled_from([DUEL, HUNT, TRIO, RAID]),
     swap_steps=st.sampled_from([0, 3, 10**6]),

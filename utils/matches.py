@@ -115,12 +115,17 @@ class Matches:
             for seats in (self.opponents[game], self.uids[game]):
                 seats[team], seats[next_team] = seats[next_team], seats[team]
 
-    def finish(self, game: int, scores: np.ndarray) -> None:
+    def finish(self, game: int, scores: np.ndarray, rated: bool = True) -> None:
         """Rates a finished game by the teams' scores (num_teams,) and prepares its next start.
 
         Each opponent plays an Elo game of its own against the learner's rating before the game. With more than two
         teams, the changes are divided by the number of opponents. What the learner gains, its opponents lose.
+
+        `rated` is False for games in which the learner acts at random: then only the next start is prepared.
         """
+        if not rated:
+            self.next_game(game)
+            return
         results = game_scores(scores)[self.learner_team[game]]
         rating = self.rating
         for team, opponent in enumerate(self.opponents[game]):
