@@ -18,6 +18,7 @@ from pettingzoo.utils.conversions import turn_based_aec_to_parallel
 from pettingzoo.utils.env_logger import EnvLogger
 from toy_games import DUEL, Plan, Spaces
 
+from utils.games import Sumo
 from utils.team_env import (
     PettingZooGames,
     TaskError,
@@ -718,10 +719,57 @@ def test_play_games_counts_first_games_only() -> None:
         assert obs[1, 0, 1] == (len(calls) - 1) // 2  # the step that the longer game is at
         return env.scripted_actions("random", team)
 
-    frames: list[np.ndarray] = []
-    assert play_games(env, act, 3, frames).tolist() == [[2.0, 0.0], [2.5, 0.0]]
+    assert play_games(env, act, 3).tolist() == [[2.0, 0.0], [2.5, 0.0]]
     assert calls == [0, 1] * 5
-    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1]
+    short.plan = [{"red_0": {"reward": 1.0}}] * 2
+    frames: list[np.ndarray] = []
+    assert play_games(env, random_play(env), 3, frames).tolist() == [[2.0, 0.0], [2.5, 0.0]]
+    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1, 2]  # its end, too
+    assert env.restarts
+    env.reset(3)
+    for _ in range(2):
+        step = env.step(random_actions(env))
+    assert step.obs[0][0, 0, :2].tolist() == [1.0, 0.0]  # games restart again
+
+
+@pytest.mark.parametrize(("metadata", "fps"), [({"render_fps": 30}, 30.0), ({}, 10.0), ({"render_fps": "fast"}, 10.0)])
+def test_the_speed_of_pictures(metadata: dict[str, Any], fps: float) -> None:
+    """The game's own, else 10 a second."""
+    game = toy_games.Planned(DUEL, [{}])
+    game.metadata = metadata
+    assert PettingZooGames([game], make_teams("toy", game, None, None)).render_fps == fps
+
+
+def test_the_last_picture_shows_the_end() -> None:
+    """Of Sumo: a disc is outside. Of connect four: the last stone lies there."""
+    sumo = Sumo(1)
+    frames: list[np.ndarray] = []
+    play_games(sumo, lambda team, obs: sumo.scripted_actions(["charge", "random"][team], team), 1, frames)
+    assert (sumo.time[0], sumo.restarts) == (len(frames) - 1, True)
+    assert np.abs(sumo.position[:, 0]).max() > sumo.ring()[0]
+    assert (frames[-1] == sumo.render()).all()
+    assert (frames[-1] != frames[-2]).any()
+    env = make_team_env("pettingzoo.classic.connect_four_v3", 1, render=True)
+    stones: list[int] = []
+
+    def act(team: int, obs: np.ndarray) -> np.ndarray:
+        stones.append(int(obs.sum()))
+        return env.scripted_actions("random", team)
+
+    play_games(env, act, 1, frames := [])
+    assert len(frames) == max(stones) + 2
+    assert all((one != other).any() for one, other in zip(frames, frames[1:], strict=False))
+    env.close()
+
+
+def test_a_picture_that_fails_later() -> None:
+    """Is the game's fault."""
+    game = toy_games.Planned(DUEL, [{}] * 3, render_mode="rgb_array")
+    env = PettingZooGames([game], make_teams("toy", game, None, None))
+    env.reset(0)
+    game.render = lambda: None  # type: ignore[assignment, method-assign, return-value]
+    with pytest.raises(TaskError, match="^environment 0 in render: TypeError: render must give an array"):
+        env.render()
 
 
 def test_the_seed_determines_the_games() -> None:

@@ -72,6 +72,9 @@ class TeamEnv(Protocol):
 
     `step` ignores the actions of an agent that is not alive, and its observation is zeros. An agent that is alive but
     may not act, because it is another agent's turn, has one legal action: the first of each branch.
+
+    Two further attributes are optional; only videos use them. `render_fps` is the game's own speed in steps per second,
+    10 if it is missing. `restarts` is True; once it is set to False, games that end stay as they are until `reset`.
     """
 
     num_games: int
@@ -106,8 +109,12 @@ def play_games(
 
     `act(team, obs)` gives a team's actions; it is called for each team before each step. Games that end early play on
     beside the others, and these further games are not counted. `frames` receives a picture of game 0 before each step
-    of its first game.
+    of its first game, and one of its end if the games have the attribute `restarts`.
     """
+    optional: Any = env
+    shows_end = frames is not None and hasattr(env, "restarts")
+    if shows_end:
+        optional.restarts = False
     obs = env.reset(seed)
     scores = np.zeros((env.num_games, len(env.teams)))
     running = np.ones(env.num_games, dtype=bool)
@@ -116,9 +123,13 @@ def play_games(
             frames.append(env.render())
         step = env.step([act(team, obs[team]) for team in range(len(env.teams))])
         ended = running & step.over
+        if frames is not None and shows_end and ended[0]:
+            frames.append(env.render())
         scores[ended] = step.scores[ended]
         running &= ~step.over
         obs = step.obs
+    if shows_end:
+        optional.restarts = True
     return scores
 
 
@@ -339,6 +350,9 @@ class PettingZooGames:
         self.scripted_by_team: tuple[tuple[str, ...], ...] = (("random",),) * len(teams)
         self.alive = self._zeros(bool)
         self.action_masks = self._idle_masks()
+        self.restarts = True  # whether a game that ends starts again in the same step
+        fps = (getattr(envs[0], "metadata", None) or {}).get("render_fps")
+        self.render_fps = float(fps) if isinstance(fps, (int, float)) and fps > 0 else 10.0
         self._seats = [Seat(envs[0], teams, t, k) for t, team in enumerate(teams) for k in range(len(team.agents))]
 
     def _zeros(self, dtype: type, dims: list[int] | None = None) -> list[np.ndarray]:
@@ -398,6 +412,8 @@ class PettingZooGames:
         rewards, terminations, truncations = self._zeros(np.float32), self._zeros(bool), self._zeros(bool)
         for i, env in enumerate(self.envs):
             acting = [seat for seat in self._seats if acted[seat.team][i, seat.index]]
+            if not acting:  # it has ended and does not restart
+                continue
             chosen = {seat.agent: seat.write_action(actions[seat.team][i, seat.index]) for seat in acting}
             with game_code(f"environment {i} in step"):
                 observations, rewarded, terminated, truncated, infos = env.step(chosen)
@@ -424,7 +440,8 @@ class PettingZooGames:
             if not np.isfinite(scores[i]).all():
                 names = ", ".join(team.name for team in self.teams)
                 raise TaskError(f"environment {i} in step: the returns of {names} must be numbers, not {scores[i]}")
-            self._begin(i)
+            if self.restarts:
+                self._begin(i)
         return TeamStep(
             self._obs, final_obs, rewards, terminations, truncations, over, np.where(over[:, None], scores, 0.0)
         )
@@ -447,7 +464,10 @@ class PettingZooGames:
 
     def render(self) -> np.ndarray:
         """A picture of game 0, (height, width, 3) uint8. The game must have been made with render_mode="rgb_array"."""
-        return np.asarray(self.envs[0].render(), dtype=np.uint8)
+        with game_code("environment 0 in render"):
+            picture = self.envs[0].render()
+            check_picture(picture)
+        return np.asarray(picture, dtype=np.uint8)
 
     def close(self) -> None:
         """Closes all copies."""
