@@ -68,7 +68,7 @@ from utils.cross_play import CrossPlay, Player, cross_play, pairs_with_others, p
 from utils.elo import score_interval
 from utils.matches import Matches
 from utils.snapshot_pool import SnapshotPool
-from utils.team_env import TaskError, Team, TeamEnv, legal_actions, make_team_env
+from utils.team_env import TaskError, Team, TeamEnv, legal_actions, make_team_env, next_legal_actions
 
 # === Arguments ========================================================================================================
 
@@ -1213,7 +1213,7 @@ def main(args: Args) -> None:
             learner_steps[learner] += int(valid.sum())
 
             # store
-            next_masks = matches.of_learner([legal_actions(env, t) | result.over[:, None, None] for t in range(len(env.teams))])
+            next_masks = matches.of_learner([next_legal_actions(env, t, result.over) for t in range(len(env.teams))])
             columns = [matches.of_learner(x) for x in (result.rewards, result.final_obs, result.terminations)]
             rewards, final_obs, terminations = columns
             both = np.concatenate([learner_obs, final_obs], axis=-1)

@@ -139,6 +139,17 @@ def legal_actions(env: TeamEnv, t: int) -> np.ndarray:
     return np.ones((env.num_games, len(team.agents), sum(team.branches)), dtype=bool) if mask is None else mask
 
 
+def next_legal_actions(env: TeamEnv, t: int, over: np.ndarray) -> np.ndarray:
+    """Legal actions of team t after a step, for the value that a learner bootstraps from; shape of `legal_actions`.
+
+    `over` is that of the step. For an agent that is still in its game these are the legal actions. For an agent whose
+    game is over, or that has left its game, nothing is known about the legal actions after the step, and
+    `env.action_masks` describes the next game or an idle agent. So all actions count as legal: a bootstrap after a
+    truncation is not restricted, and one after a termination is not used.
+    """
+    return legal_actions(env, t) | over[:, None, None] | ~env.alive[t][:, :, None]
+
+
 # === Errors ===========================================================================================================
 
 
