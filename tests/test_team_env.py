@@ -24,10 +24,12 @@ from utils.team_env import (
     TaskError,
     Team,
     TeamEnv,
+    describe_teams,
     legal_actions,
     make_team_env,
     make_teams,
     name_teams,
+    next_legal_actions,
     play_games,
 )
 
@@ -697,6 +699,38 @@ def test_legal_actions() -> None:
     unmasked = make_team_env("sumo", 4, {"actions": "multidiscrete"})
     assert unmasked.action_masks == [None, None]
     assert legal_actions(unmasked, 1).tolist() == [[[True] * 6]] * 4
+
+
+@pytest.mark.parametrize("end", ["termination", "truncation"])
+def test_next_legal_actions(end: str) -> None:
+    """Those of the mask while an agent plays on; all of them once it has left, or its game is over."""
+    mask = {"info": {"action_mask": [1, 0]}}
+    plan: Plan = [{"red_0": mask, "red_1": mask | {"end": end}, "blue_0": mask}, {"red_0": mask}]
+    env = make_toy(TWO_ON_ONE, plan, num_games=2, first_infos=dict.fromkeys(TWO_ON_ONE, mask["info"]))
+    env.reset(0)
+    step = env.step(random_actions(env))
+    assert next_legal_actions(env, 0, step.over).tolist() == [[[True, False], [True, True]]] * 2
+    assert next_legal_actions(env, 1, step.over).tolist() == [[[True, False]]] * 2
+    assert next_legal_actions(env, 0, np.array([False, True]))[1].all()
+    step = env.step(random_actions(env))
+    assert step.over.all()
+    assert next_legal_actions(env, 0, step.over).all()
+    assert legal_actions(env, 0).tolist() == [[[True, False]] * 2] * 2  # of the next game
+    box = make_team_env("sumo", 3)
+    assert next_legal_actions(box, 0, np.zeros(3, dtype=bool)).shape == (3, 1, 0)
+
+
+def test_teams_in_words() -> None:
+    """One line a team."""
+    assert describe_teams(make_team_env("sumo", 1)) == (
+        "team left: 1 agent (left_0), behaviour sumo, 11 observations, Box actions of 2\n"
+        "team right: 1 agent (right_0), behaviour sumo, 11 observations, Box actions of 2"
+    )
+    spaces: Spaces = {"red_0": (OBS, Discrete(3)), "red_1": (OBS, Discrete(2)), "blue_0": (OBS, MultiDiscrete([2, 3]))}
+    assert describe_teams(make_toy(spaces, [{}])) == (
+        "team red: 2 agents (red_0, red_1), behaviour red, 4 observations, Discrete actions of 3\n"
+        "team blue: 1 agent (blue_0), behaviour blue, 4 observations, MultiDiscrete actions of 2 x 3"
+    )
 
 
 def test_play_games_counts_first_games_only() -> None:

@@ -235,6 +235,18 @@ def make_team(env_id: str, env: ParallelEnv, name: str, behavior: str, agents: l
     return Team(name, behavior, tuple(agents), max(obs_dims), max(action_dims), largest)
 
 
+def describe_teams(env: TeamEnv) -> str:
+    """One line for each team: its agents, behaviour, observations and actions."""
+    lines = []
+    for team in env.teams:
+        agents = f"{len(team.agents)} agent{'s' * (len(team.agents) > 1)} ({', '.join(team.agents)})"
+        kind = {0: "Box", 1: "Discrete"}.get(len(team.branches), "MultiDiscrete")
+        size = " x ".join(map(str, team.branches or (team.action_dim,)))
+        sees = f"behaviour {team.behavior}, {team.obs_dim} observations"
+        lines.append(f"team {team.name}: {agents}, {sees}, {kind} actions of {size}")
+    return "\n".join(lines)
+
+
 def shape_of(team: Team) -> str:
     """The sizes that a policy sees of a team. Teams that share a policy must agree in them."""
     return f"{len(team.agents)} x {team.obs_dim} observations and {team.branches or team.action_dim} actions"
