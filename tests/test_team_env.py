@@ -766,6 +766,48 @@ def test_play_games_counts_first_games_only() -> None:
     assert step.obs[0][0, 0, :2].tolist() == [1.0, 0.0]  # games restart again
 
 
+def test_a_game_that_does_not_end_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its scores are the returns so far, each the mean over the team's agents; the other game keeps its outcome."""
+    endless: Plan = [{"red_0": {"reward": 3.0}, "blue_0": {"reward": 1.0}}] * 1000
+    ending: Plan = [{}, {agent: {"info": {"outcome": k}, "reward": 9.0} for k, agent in enumerate(TWO_ON_ONE)}]
+    teams = make_teams("toy", toy_games.parallel_env(TWO_ON_ONE), None, None)
+    env = PettingZooGames([toy_games.Planned(TWO_ON_ONE, plan) for plan in (ending, endless)], teams)
+    assert play_games(env, random_play(env), 0, max_steps=20).tolist() == [[1.0, 2.0], [30.0, 20.0]]
+    said = "warning: 1 of 2 games did not end in 20 steps and were scored by their returns so far\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_video_of_a_game_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is limited; the end is shown in any case."""
+    monkeypatch.setattr("utils.team_env.MAX_FRAMES", 3)
+    env = make_toy(DUEL, [{}] * 8, render_mode="rgb_array")
+    frames: list[np.ndarray] = []
+    play_games(env, random_play(env), 0, frames)
+    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1, 2, 8]
+    frames = []
+    play_games(env, random_play(env), 0, frames, max_steps=5)
+    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1, 2]
+
+
+def test_a_game_that_cannot_be_closed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The others are closed; a warning tells of it."""
+
+    class Stuck(toy_games.Planned):
+        closed = 0
+
+        def close(self) -> None:
+            Stuck.closed += 1
+            if Stuck.closed == 1:
+                sys.exit("no display")
+
+    games = [Stuck(DUEL, [{}]) for _ in range(2)]
+    PettingZooGames(games, make_teams("toy", games[0], None, None)).close()
+    assert Stuck.closed == 2
+    assert capsys.readouterr().err == "warning: environment 0 cannot be closed: SystemExit: no display\n"
+    make_team_env("vector_game:Auction", 1, {"fault": "close"}).close()
+    assert capsys.readouterr().err == "warning: Auction cannot be closed: OSError: stuck\n"
+
+
 @pytest.mark.parametrize(("metadata", "fps"), [({"render_fps": 30}, 30.0), ({}, 10.0), ({"render_fps": "fast"}, 10.0)])
 def test_the_speed_of_pictures(metadata: dict[str, Any], fps: float) -> None:
     """The game's own, else 10 a second."""

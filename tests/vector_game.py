@@ -72,6 +72,8 @@ class Auction:
 
     def close(self) -> None:
         """Nothing is open."""
+        if self.fault == "close":
+            raise OSError("stuck")
 
 
 def make(num_games: int) -> Auction:

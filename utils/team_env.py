@@ -27,6 +27,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim,
 from pettingzoo.utils.conversions import turn_based_aec_to_parallel, turn_based_aec_to_parallel_wrapper
 from pettingzoo.utils.env import ParallelEnv
 
+MAX_STEPS = 5_000  # of a game in an evaluation
+MAX_FRAMES = 2_000  # of a video; one of 600 x 600 pixels takes a megabyte of memory
+
 # === Interface ========================================================================================================
 
 
@@ -103,31 +106,45 @@ class TeamEnv(Protocol):
 
 
 def play_games(
-    env: TeamEnv, act: Callable[[int, np.ndarray], np.ndarray], seed: int, frames: list[np.ndarray] | None = None
+    env: TeamEnv,
+    act: Callable[[int, np.ndarray], np.ndarray],
+    seed: int,
+    frames: list[np.ndarray] | None = None,
+    max_steps: int = MAX_STEPS,
 ) -> np.ndarray:
     """Plays each game from its reset to its first end. Returns the scores (num_games, num_teams).
 
     `act(team, obs)` gives a team's actions; it is called for each team before each step. Games that end early play on
-    beside the others, and these further games are not counted. `frames` receives a picture of game 0 before each step
-    of its first game, and one of its end if the games have the attribute `restarts`.
+    beside the others, and these further games are not counted. A game that does not end in `max_steps` steps is cut,
+    and its scores are the teams' returns so far; a warning says how many were cut.
+
+    `frames` receives a picture of game 0 before each step of its first game, and one of its end if the games have the
+    attribute `restarts`. After `MAX_FRAMES` pictures only that of the end is added.
     """
     optional: Any = env
     shows_end = frames is not None and hasattr(env, "restarts")
     if shows_end:
         optional.restarts = False
     obs = env.reset(seed)
-    scores = np.zeros((env.num_games, len(env.teams)))
+    scores, returns = np.zeros((env.num_games, len(env.teams))), np.zeros((env.num_games, len(env.teams)))
     running = np.ones(env.num_games, dtype=bool)
-    while running.any():
-        if frames is not None and running[0]:
+    for _ in range(max_steps):
+        if frames is not None and running[0] and len(frames) < MAX_FRAMES:
             frames.append(env.render())
         step = env.step([act(team, obs[team]) for team in range(len(env.teams))])
+        returns += np.stack([rewards.mean(axis=1) for rewards in step.rewards], axis=1)
         ended = running & step.over
         if frames is not None and shows_end and ended[0]:
             frames.append(env.render())
         scores[ended] = step.scores[ended]
         running &= ~step.over
         obs = step.obs
+        if not running.any():
+            break
+    else:
+        scores[running] = returns[running]
+        cut = f"{int(running.sum())} of {env.num_games} games did not end in {max_steps:,} steps"
+        print(f"warning: {cut} and were scored by their returns so far", file=sys.stderr)
     if shows_end:
         optional.restarts = True
     return scores
@@ -175,6 +192,14 @@ def game_code(place: str) -> Iterator[None]:
         raise TaskError(f"{place}: {error}") from error
     except (Exception, SystemExit) as error:
         raise TaskError(f"{place}: {describe_error(error)}") from error
+
+
+def close_quietly(name: str, close: Callable[[], None]) -> None:
+    """Calls a game's `close`. An exception costs a warning, and neither results nor a model."""
+    try:
+        close()
+    except (Exception, SystemExit) as error:
+        print(f"warning: {name} cannot be closed: {describe_error(error)}", file=sys.stderr)
 
 
 # === Teams ============================================================================================================
@@ -493,9 +518,9 @@ class PettingZooGames:
         return np.asarray(picture, dtype=np.uint8)
 
     def close(self) -> None:
-        """Closes all copies."""
-        for env in self.envs:
-            env.close()
+        """Closes all copies. A copy that cannot be closed costs a warning."""
+        for i, env in enumerate(self.envs):
+            close_quietly(f"environment {i}", env.close)
 
 
 # === Making a game ====================================================================================================
@@ -584,6 +609,7 @@ def guard(env: TeamEnv) -> None:
                 raise TaskError(f"the scores of games that are over must be numbers, not {result.scores[result.over]}")
             return result
 
+    env.close = partial(close_quietly, type(env).__name__, env.close)  # type: ignore[method-assign]
     for name in ("reset", "step", "scripted_actions", "render"):
         setattr(env, name, partial(guarded, name, getattr(env, name)))
 
