@@ -127,6 +127,8 @@ BAD_TEAMS: list[tuple[dict[str, list[str]], str]] = [
     ({"a": ["red_0", "blue_0"]}, "two teams"),
 ]
 BAD_SPACES: list[tuple[Spaces, str]] = [
+    ({a: (Box(0, 1, (0,)), Discrete(2)) for a in DUEL}, "one number or more, and team red has none"),
+    ({a: (OBS, Box(0, 1, (0,))) for a in DUEL}, "one number or more, and team red has none"),
     ({"p_0": (OBS, Discrete(2))}, r"--teams that make two teams or more of its agents, which are 1 now \(p: p_0\)"),
     ({"p_0": DUEL["red_0"], "p_1": DUEL["red_0"], "p_2": DUEL["red_0"]}, "which are 1 now"),
     ({}, "no possible_agents"),
@@ -607,9 +609,11 @@ def test_the_outcome_rule(plan: Plan, scores: list[float]) -> None:
         ({"info": None}, "AttributeError"),
         ({"info": {"action_mask": [1]}}, "the action mask of blue_0 must have 3 numbers, one for each action, not 1"),
         ({"reward": np.nan, "end": "termination"}, r"the returns of red, blue must be numbers, not \[ ?0. nan\]"),
-        ({"reward": "much"}, "ValueError: could not convert string to float"),
-        ({"obs": np.zeros(5)}, r"the observation of blue_0 must have 4 numbers, as its space Box\(.*\) says, not 5"),
-        ({"obs": np.zeros(3)}, "must have 4 numbers.*not 3"),
+        ({"reward": "much"}, "the reward of blue_0 must be a number, not 'much'"),
+        ({"reward": [0.0, 1.0]}, r"the reward of blue_0 must be a number, not \[0.0, 1.0\]"),
+        ({"obs": np.zeros(5)}, r"the observation of blue_0 must be 4 numbers, from its space Box\(.*\), not 5 num"),
+        ({"obs": np.zeros(3)}, "must be 4 numbers.*not 3 numbers"),
+        ({"obs": {"x": 1}}, r"must be 4 numbers.*not {'x': 1} \(TypeError"),
         ({"obs": "none"}, "blue_0 is in the game and must have an observation, and there is none"),
     ],
 )
@@ -634,6 +638,16 @@ def test_what_a_game_must_not_give(happens: dict[str, Any], message: str) -> Non
     with pytest.raises(TaskError, match=f"^environment 1 in step: .*{message}") as error:
         env.step(random_actions(env))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("obs", [-1, 3, 0.5, None])
+def test_a_discrete_observation_outside_of_its_space(obs: Any) -> None:
+    """One below the start was the last one without a word."""
+    game = toy_games.Planned({agent: (Discrete(3), Discrete(2)) for agent in DUEL}, [{}])
+    game.observe = lambda agent: obs  # type: ignore[method-assign]
+    env = PettingZooGames([game], make_teams("toy", game, None, None))
+    with pytest.raises(TaskError, match=rf"^environment 0 in reset: .* red_0 .* Discrete\(3\), not {obs}"):
+        env.reset(0)
 
 
 def test_an_outcome_of_none_is_no_outcome() -> None:

@@ -252,6 +252,8 @@ def make_team(env_id: str, env: ParallelEnv, name: str, behavior: str, agents: l
         obs_dims.append(flatdim(obs_space))
         branches.append(branches_of(space))
         action_dims.append(flatdim(space) if is_box else len(branches[-1]))
+    if not all(obs_dims) or not all(action_dims):
+        raise BadGame(f"{env_id} takes observations and actions of one number or more, and team {name} has none")
     if len({sizes == () for sizes in branches}) > 1:
         raise BadGame(
             f"{env_id} takes teams whose agents are all of Box or all of discrete actions, and {name} is of both"
@@ -267,7 +269,7 @@ def describe_teams(env: TeamEnv) -> str:
         agents = f"{len(team.agents)} agent{'s' * (len(team.agents) > 1)} ({', '.join(team.agents)})"
         kind = {0: "Box", 1: "Discrete"}.get(len(team.branches), "MultiDiscrete")
         size = " x ".join(map(str, team.branches or (team.action_dim,)))
-        sees = f"behaviour {team.behavior}, {team.obs_dim} observations"
+        sees = f"behaviour {team.behavior}, {team.obs_dim} observation{'s' * (team.obs_dim > 1)}"
         lines.append(f"team {team.name}: {agents}, {sees}, {kind} actions of {size}")
     return "\n".join(lines)
 
@@ -334,6 +336,14 @@ def read_outcome(agent: str, info: Mapping[str, Any]) -> float:
     return float(outcome.item())
 
 
+def read_reward(agent: str, rewards: Mapping[str, Any]) -> float:
+    """The agent's reward; 0 if there is none."""
+    try:
+        return float(rewards.get(agent, 0.0))
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"the reward of {agent} must be a number, not {rewards[agent]!r:.80}") from error
+
+
 class Seat:
     """The place of one agent in its team's arrays, and the conversion between its spaces and these arrays.
 
@@ -353,11 +363,18 @@ class Seat:
 
     def read_obs(self, obs: Any) -> np.ndarray:
         """The observation as a vector, without its action mask."""
-        vector = np.asarray(flatten(self.obs_space, obs))
-        if vector.size != self.obs_dim:
-            expected = f"{self.obs_dim} numbers, as its space {self.obs_space} says"
-            raise TaskError(f"the observation of {self.agent} must have {expected}, not {vector.size}")
+        try:
+            vector = np.asarray(flatten(self.obs_space, obs), dtype=np.float32)
+        except Exception as error:
+            raise self._bad_obs(f"{obs!r:.80} ({describe_error(error)})") from error
+        if vector.size != self.obs_dim or (isinstance(self.obs_space, Discrete) and not self.obs_space.contains(obs)):
+            raise self._bad_obs(f"{obs!r:.80}" if np.ndim(obs) == 0 else f"{vector.size} numbers")
         return vector
+
+    def _bad_obs(self, given: str) -> TaskError:
+        """The error of an observation that is not in its space."""
+        expected = f"{self.obs_dim} numbers, from its space {self.obs_space}"
+        return TaskError(f"the observation of {self.agent} must be {expected}, not {given}")
 
     def read_mask(self, obs: Any, info: dict[str, Any]) -> np.ndarray:
         """The agent's legal actions as a row of its team's mask. A branch without a legal action gets its first."""
@@ -471,7 +488,7 @@ class PettingZooGames:
                     is_alive = agent in env.agents and not is_terminated and not is_truncated
                     self.alive[t][i, k] = is_alive
                     if seat in acting:
-                        rewards[t][i, k] = rewarded.get(agent, 0.0)
+                        rewards[t][i, k] = read_reward(agent, rewarded)
                         terminations[t][i, k] = is_terminated or not (is_alive or is_truncated)
                         truncations[t][i, k] = is_truncated
                     outcome = read_outcome(agent, infos.get(agent, {}))
