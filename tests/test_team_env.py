@@ -75,6 +75,11 @@ def random_play(env: TeamEnv) -> Callable[[int, np.ndarray], np.ndarray]:
         ),
         (["S?team=0?agent_id=4", "G?team=1?agent_id=5"], {"S?team=0": ("S", [0]), "G?team=1": ("G", [1])}),
         (["S?team=0_1", "S?team=0_2"], {"S?team=0": ("S", [0, 1])}),
+        (
+            ["S?team=0", "G?team=0", "S?team=1", "G?team=1"],
+            {"team=0": ("G+S", [0, 1]), "team=1": ("G+S", [2, 3])},
+        ),
+        (["S?team=0", "G?team=0", "S?team=1"], {"team=0": ("G+S", [0, 1]), "S?team=1": ("S", [2])}),
     ],
 )
 def test_names_of_agents_make_teams(agents: list[str], teams: dict[str, tuple[str, list[int]]]) -> None:

@@ -222,17 +222,24 @@ def without_mask(space: Space) -> Space:
 def name_teams(agents: list[str]) -> dict[str, tuple[str, list[str]]]:
     """Groups agents into teams by name: name of the team -> (behaviour, agents), in the order of the first agents.
 
-    `Striker?team=0...` (names of ML-Agents) is in team `Striker?team=0` with behaviour `Striker`. For other names, the
-    name without its final number is team and behaviour. If there are only two agents and they share that name, each is
-    a team of its own.
+    `Striker?team=0...` is ML-Agents' form: a behaviour name and a team id. Agents with one id are one team. If all have
+    one behaviour name, the team is `Striker?team=0` with that behaviour. If not, as with `Goalie?team=0`, the team is
+    `team=0`, and its agents share one policy, of the behaviour `Goalie+Striker`. For other names, the name without its
+    final number is team and behaviour. If there are only two agents and they share that name, each is its own team.
     """
+    roles: dict[str, set[str]] = {}  # of each team id
+    unity = {agent: match for agent in agents if (match := re.match(r"(.*)\?(team=\d+)", agent))}
+    for match in unity.values():
+        roles.setdefault(match[2], set()).add(match[1])
     teams: dict[str, tuple[str, list[str]]] = {}
     for agent in agents:
-        unity = re.match(r"(.*)\?team=\d+", agent)
-        prefix = re.sub(r"[-_ ]?\d+$", "", agent) or agent
-        team, behavior = (unity[0], unity[1]) if unity else (prefix, prefix)
+        team = behavior = re.sub(r"[-_ ]?\d+$", "", agent) or agent
+        if agent in unity:
+            name, role, team_id = unity[agent].group(0, 1, 2)
+            is_mixed = len(roles[team_id]) > 1
+            team, behavior = (team_id, "+".join(sorted(roles[team_id]))) if is_mixed else (name, role)
         teams.setdefault(team, (behavior, []))[1].append(agent)
-    if len(agents) == 2 and len(teams) == 1 and "?team=" not in agents[0]:
+    if len(agents) == 2 and len(teams) == 1 and not unity:
         (behavior,) = teams
         teams = {agent: (behavior, [agent]) for agent in agents}
     return teams
