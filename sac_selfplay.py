@@ -73,6 +73,8 @@ class Args:
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
     capture_video: bool = False  # record a game of the final policy against its best scripted opponent into videos/
     save_model: bool = True  # write model.pt with the last snapshots into the run folder at the end
+    upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
+    hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 250_000  # game steps between evaluations against the scripted players; 0: only at the end
     eval_games: int = 100  # games against each scripted player in an evaluation, half of them on either side
     cross_play_games: int = 64  # games of each pair in the table of all against all at the end; 0: no table

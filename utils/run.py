@@ -165,7 +165,7 @@ def prepare(args: Any, limits: Limits) -> None:
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen: MuJoCo, then pygame
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if args.capture_video and hasattr(args, "vectorization"):
-        check_video(args.env_id)
+        check_video(args.env_id, parse_json("env-kwargs", args.env_kwargs))
     if args.track:
         check_tracking()
     if getattr(args, "upload_model", False):
@@ -779,10 +779,10 @@ class BufferFiles:
 # === Weights & Biases, Hugging Face Hub, videos =======================================================================
 
 
-def check_video(env_id: str) -> None:
+def check_video(env_id: str, env_kwargs: dict[str, Any]) -> None:
     """Checks that a Gymnasium task can be rendered; exits with one sentence."""
     try:
-        with gym.make(env_id, render_mode="rgb_array") as env:
+        with gym.make(env_id, **env_kwargs | {"render_mode": "rgb_array"}) as env:
             env.reset()
             frame = env.render()
     except Exception as error:  # each task, and each renderer, has its own errors
@@ -868,19 +868,27 @@ def upload_model(folder: Path, args: Any, metrics: Mapping[str, float]) -> None:
     """Writes a model card into the run folder, and uploads the folder to the Hugging Face Hub; warns if that fails."""
     from huggingface_hub import EvalResult, HfApi, ModelCardData
 
-    result = f"{metrics['eval/return_mean']:.2f} +/- {metrics['eval/return_std']:.2f}"
+    scores = {name: f"{value:.2f}" for name, value in metrics.items() if "_score_vs_" in name}
+    result, of_what = describe_status(metrics), "Scores of the final policies"
+    if "eval/return_mean" in metrics:
+        result = f"{metrics['eval/return_mean']:.2f} +/- {metrics['eval/return_std']:.2f}"
+        scores, of_what = {"mean_reward": result}, "Return of the final deterministic policy"
+        result += f" over {args.eval_episodes} episodes"
     card = ModelCardData(
         library_name="pytorch",
         tags=["reinforcement-learning", "deep-reinforcement-learning", args.exp_name, args.env_id],
         model_name=args.exp_name,
-        eval_results=[EvalResult("reinforcement-learning", args.env_id, args.env_id, "mean_reward", result)],
+        eval_results=[
+            EvalResult("reinforcement-learning", args.env_id, args.env_id, name, score)
+            for name, score in scores.items()
+        ],
     )
     versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, Gymnasium {gym.__version__}"
     script = script_of(type(args)).name
     try:
         (folder / "README.md").write_text(
             f"---\n{card.to_yaml()}\n---\n\n# {args.exp_name} on {args.env_id}\n\n"
-            f"Return of the final deterministic policy: {result} over {args.eval_episodes} episodes.\n\n"
+            f"{of_what}: {result}.\n\n"
             f"Trained with {versions}:\n\n    {command_of(args)}\n\n"
             f"Play it again, from a download of this repository:\n\n    python {script} --evaluate FOLDER\n"
         )
