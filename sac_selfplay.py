@@ -144,6 +144,17 @@ LIMITS = {
     "seed": (0, 2**31),
 }
 
+
+def check_args(args: Args) -> None:
+    """Checks what limits cannot express; exits with one sentence."""
+    if args.buffer_size < args.num_games:
+        fail(f"--buffer-size takes at least --num-games, {args.num_games}, not {args.buffer_size}")
+    if args.against is not None and args.evaluate is None:
+        fail("--against takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
+    if args.swap_steps and args.swaps_per_turn is not None:
+        fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
+
+
 # === Environments =====================================================================================================
 
 
@@ -667,18 +678,50 @@ def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Snaps
     return agents, pools, args
 
 
+# === Snapshots and turns ==============================================================================================
+
+
+def start_matches(args: Args, env: TeamEnv, agents: Mapping[str, Agent], change_at: list[int]) -> Matches:
+    """Games against the first snapshot of each behaviour, the initial policy."""
+    pools = make_pools(args, agents, np.random.default_rng(args.seed))
+    for behavior, pool in pools.items():
+        pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
+    turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
+    rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps
+    return Matches(env.teams, args.num_games, pools, *rules)
+
+
+def end_turn(
+    agent: Agent, pool: SnapshotPool, matches: Matches, learner_steps: int, next_learner: str, args: Args
+) -> bool:
+    """Takes a snapshot of the learner if one is due, then gives the turn to the next learner; says if it took one."""
+    age = learner_steps - pool.latest.step
+    takes_snapshot = age >= args.save_steps or (next_learner != matches.learner and age > 0)
+    if takes_snapshot:
+        pool.add(agent.acting_weights(), learner_steps, matches.rating)
+    if next_learner != matches.learner:
+        matches.give_turn(next_learner)
+    return takes_snapshot
+
+
+def add_final_snapshots(
+    agents: Mapping[str, Agent], matches: Matches, learner_steps: Mapping[str, int], args: Args
+) -> None:
+    """Makes the last snapshot of each behaviour its final policy, in place of one that is nearly as new."""
+    for behavior, pool in matches.pools.items():
+        if learner_steps[behavior] > pool.latest.step:
+            if pool.latest.step > max(0, learner_steps[behavior] - args.save_steps / 2):
+                pool.snapshots.pop()
+            pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
+
+
 # === Main =============================================================================================================
 
 
 def main(args: Args) -> None:
     """Trains, or evaluates a trained model with --evaluate."""
     prepare(args, LIMITS)
-    if args.buffer_size < args.num_games:
-        fail(f"--buffer-size takes at least --num-games, {args.num_games}, not {args.buffer_size}")
-    if args.against is not None and args.evaluate is None:
-        fail("--against takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
-    if args.swap_steps and args.swaps_per_turn is not None:
-        fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
+    check_args(args)
     if args.evaluate is not None:
         evaluate_run(args, make_env, load_run)
         return
@@ -707,13 +750,9 @@ def main(args: Args) -> None:
     buffers = {team.behavior: ReplayBuffer(args.buffer_size, team, device) for team in env.teams}
 
     # --- pools and ratings ---
-    pools = make_pools(args, agents, np.random.default_rng(args.seed))
-    for behavior, pool in pools.items():
-        pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
     change_at = turn_ends(env.teams, args.team_change, total_steps)
-    turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
-    rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps
-    matches = Matches(env.teams, args.num_games, pools, *rules)
+    matches = start_matches(args, env, agents, change_at)
+    pools = matches.pools
     learner_steps = dict.fromkeys(behaviors, 0)
     game_steps, num_updates = dict.fromkeys(behaviors, 0), dict.fromkeys(behaviors, 0)
 
@@ -783,15 +822,12 @@ def main(args: Args) -> None:
 
             # snapshot, change team
             next_learner = behaviors[bisect_right(change_at, global_step) % len(behaviors)]
-            is_turn_over = next_learner != learner and global_step < total_steps
-            age = learner_steps[learner] - pools[learner].latest.step
-            is_snapshot_due = age >= args.save_steps or (is_turn_over and age > 0)
-            if is_snapshot_due:
-                pools[learner].add(agent.acting_weights(), learner_steps[learner], matches.rating)
-            if is_turn_over:
-                matches.give_turn(next_learner)
+            if global_step == total_steps:
+                next_learner = learner
+            takes_snapshot = end_turn(agent, pools[learner], matches, learner_steps[learner], next_learner, args)
+            if next_learner != learner:
                 run.begin_anew()
-            if is_snapshot_due and args.replay_opponents == "window":
+            if takes_snapshot and args.replay_opponents == "window":
                 opposing = [team.behavior for i, team in enumerate(env.teams) if i != matches.sides[0]]
                 buffers[matches.learner].leave_out(min(pools[behavior].snapshots[0].step for behavior in opposing))
 
@@ -808,11 +844,7 @@ def main(args: Args) -> None:
                 run.log(metrics, global_step)
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agents, args), global_step)
-        for behavior, pool in pools.items():  # the last snapshot is the final policy; it replaces a recent one
-            if learner_steps[behavior] > pool.latest.step:
-                if pool.latest.step > max(0, learner_steps[behavior] - args.save_steps / 2):
-                    pool.snapshots.pop()
-                pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
+        add_final_snapshots(agents, matches, learner_steps, args)
         run.log(evaluate(agents, args, run.folder if args.capture_video else None), total_steps)
         if args.cross_play_games:
             make_games, seed = partial(make_env, args), args.seed + 2_000_000

@@ -100,6 +100,13 @@ LIMITS = {
     "seed": (0, 2**31),
 }
 
+
+def check_args(args: Args) -> None:
+    """Checks what limits cannot express; exits with one sentence."""
+    if args.buffer_size < args.num_envs:
+        fail(f"--buffer-size takes at least --num-envs, {args.num_envs}, not {args.buffer_size}")
+
+
 # === Environments =====================================================================================================
 
 
@@ -531,8 +538,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
 def main(args: Args) -> None:
     """Trains, or evaluates a trained model with --evaluate."""
     prepare(args, LIMITS)
-    if args.buffer_size < args.num_envs:
-        fail(f"--buffer-size takes at least --num-envs, {args.num_envs}, not {args.buffer_size}")
+    check_args(args)
     if args.evaluate is not None:
         agent = Agent(make_envs(args, 1), args)
         load_model(args.evaluate, {"agent": agent})
