@@ -351,15 +351,7 @@ class Run:
         self.writer = SummaryWriter(str(self.folder))
         if args.resume is None:
             self.save_checkpoint(is_finished=False)
-        self.progress = tqdm(
-            total=total_steps,
-            initial=self.global_step,
-            unit="step",
-            dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
-        )
-        self.log_step = self.line_step = self.global_step
-        self.log_time = self.line_time = time.time()
+        self.progress = tqdm(disable=True)
 
     def announce(self) -> None:
         """Prints what will be run, and what of it may surprise."""
@@ -398,6 +390,15 @@ class Run:
         equals an uninterrupted one. Between two yields the progress bar moves, a checkpoint that is due is written, and
         a signal stops the run. After the last step the model and the checkpoint are on disk.
         """
+        self.progress = tqdm(
+            total=self.total_steps,
+            initial=self.global_step,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not sys.stderr.isatty(),
+        )
+        self.log_step = self.line_step = self.global_step
+        self.log_time = self.line_time = time.time()  # the time before, of compiling, does not count
         while self.global_step < self.total_steps:
             if stop_signals:
                 raise Stopped
