@@ -196,9 +196,8 @@ class Sumo(DiscGame):
     scripted_by_team: tuple[tuple[str, ...], ...] = (scripted, scripted)
     acceleration = 1.75
     drag = np.ones((2, 1))
-    sides = np.array(
-        [[1.0], [-1.0]]
-    )  # the second disc starts where the first one would after a rotation by 180 degrees
+    # The second disc starts where the first one would after a rotation by 180 degrees.
+    sides = np.array([[1.0], [-1.0]])
     radius = 0.15
     last_ring = 0.2  # radius of the ring at the time limit
     stiffness, damping = 8.0, 4.0  # of the scripted player centre: force at distance 1, force at speed 1
@@ -243,11 +242,7 @@ class Sumo(DiscGame):
         return self.sides * unit(self.position[1] - self.position[0])
 
     def observe(self, games: slice | np.ndarray) -> list[np.ndarray]:
-        position, velocity, ahead = (
-            self.position[:, games],
-            self.velocity[:, games],
-            self.ahead()[:, games],
-        )  # (2, games)
+        position, velocity, ahead = (x[:, games] for x in (self.position, self.velocity, self.ahead()))  # (2, games)
         vectors = coordinates([x * ahead.conj() for x in (position, velocity, velocity[::-1] - velocity)])
         distance, ring = np.abs(position), np.broadcast_to(self.ring()[games], position.shape)
         gap = np.broadcast_to(np.abs(position[1] - position[0]) - 2 * self.radius, position.shape)

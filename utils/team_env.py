@@ -260,9 +260,8 @@ def make_team(env_id: str, env: ParallelEnv, name: str, behavior: str, agents: l
     if not all(obs_dims) or not all(action_dims):
         raise BadGame(f"{env_id} takes observations and actions of one number or more, and team {name} has none")
     if len({sizes == () for sizes in branches}) > 1:
-        raise BadGame(
-            f"{env_id} takes teams whose agents are all of Box or all of discrete actions, and {name} is of both"
-        )
+        takes = "teams whose agents are all of Box or all of discrete actions"
+        raise BadGame(f"{env_id} takes {takes}, and {name} is of both")
     largest = tuple(max(sizes) for sizes in zip_longest(*branches, fillvalue=0))
     return Team(name, behavior, tuple(agents), max(obs_dims), max(action_dims), largest)
 
@@ -313,15 +312,13 @@ def make_teams(
     groups = name_teams(agents)
     if named is not None:
         if sorted(agent for team in named.values() for agent in team) != sorted(agents) or not all(named.values()):
-            raise BadGame(
-                f"{env_id} takes --teams that name each of its agents once, and no other: {', '.join(agents)}"
-            )
+            names = ", ".join(agents)
+            raise BadGame(f"{env_id} takes --teams that name each of its agents once, and no other: {names}")
         groups = {name: (name, team) for name, team in named.items()}
     if len(groups) < 2:
         found = "; ".join(f"{name}: {', '.join(team)}" for name, (_, team) in groups.items()) or "no possible_agents"
-        raise BadGame(
-            f"{env_id} takes --teams that make two teams or more of its agents, which are {len(groups)} now ({found})"
-        )
+        now = f"which are {len(groups)} now ({found})"
+        raise BadGame(f"{env_id} takes --teams that make two teams or more of its agents, {now}")
     teams = tuple(make_team(env_id, env, name, *group) for name, group in groups.items())
     if named is not None and symmetric is None:
         symmetric = len({shape_of(team) for team in teams}) == 1
@@ -331,14 +328,12 @@ def make_teams(
 # === PettingZoo =======================================================================================================
 
 
-def read_outcome(agent: str, info: Mapping[str, Any]) -> float:
-    """The agent's `info["outcome"]`; nan if there is none."""
-    if info.get("outcome") is None:
-        return np.nan
-    outcome = np.asarray(info["outcome"])
-    if outcome.size != 1 or outcome.dtype.kind not in "biuf" or not np.isfinite(outcome).all():
-        raise TaskError(f'info["outcome"] of {agent} must be a finite number, not {info["outcome"]!r:.80}')
-    return float(outcome.item())
+def read_outcome(agent: str, outcome: Any) -> float:
+    """The agent's `info["outcome"]` as a number."""
+    number = np.asarray(outcome)
+    if number.size != 1 or number.dtype.kind not in "biuf" or not np.isfinite(number).all():
+        raise TaskError(f'info["outcome"] of {agent} must be a finite number, not {outcome!r:.80}')
+    return float(number.item())
 
 
 def read_reward(agent: str, rewards: Mapping[str, Any]) -> float:
@@ -496,8 +491,9 @@ class PettingZooGames:
                         rewards[t][i, k] = read_reward(agent, rewarded)
                         terminations[t][i, k] = is_terminated or not (is_alive or is_truncated)
                         truncations[t][i, k] = is_truncated
-                    outcome = read_outcome(agent, infos.get(agent, {}))
-                    self._outcomes[i, t] = self._outcomes[i, t] if np.isnan(outcome) else outcome
+                    outcome = infos.get(agent, {}).get("outcome")
+                    if outcome is not None:
+                        self._outcomes[i, t] = read_outcome(agent, outcome)
                 self._read(i, observations, infos, acted)
         final_obs = self._obs
         self._obs = [np.where(alive[..., None], obs, 0.0) for alive, obs in zip(self.alive, final_obs, strict=True)]
@@ -512,24 +508,19 @@ class PettingZooGames:
                 raise TaskError(f"environment {i} in step: the returns of {names} must be numbers, not {scores[i]}")
             if self.restarts:
                 self._begin(i)
-        return TeamStep(
-            self._obs, final_obs, rewards, terminations, truncations, over, np.where(over[:, None], scores, 0.0)
-        )
+        scores = np.where(over[:, None], scores, 0.0)
+        return TeamStep(self._obs, final_obs, rewards, terminations, truncations, over, scores)
 
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
         """Actions of "random", the only scripted player: uniform over the legal actions."""
         if name not in self.scripted_by_team[team]:
-            raise ValueError(
-                f"{name} is no scripted player of this game, which has {', '.join(self.scripted_by_team[team])}"
-            )
+            known = ", ".join(self.scripted_by_team[team])
+            raise ValueError(f"{name} is no scripted player of this game, which has {known}")
         mask, sizes = self.action_masks[team], self.teams[team].branches
         if mask is None:
-            return self._random.uniform(-1.0, 1.0, (*self.alive[team].shape, self.teams[team].action_dim)).astype(
-                np.float32
-            )
-        lots = mask * (
-            1.0 - self._random.random(mask.shape)
-        )  # legal lots are above 0; the highest one of a branch is drawn
+            shape = (*self.alive[team].shape, self.teams[team].action_dim)
+            return self._random.uniform(-1.0, 1.0, shape).astype(np.float32)
+        lots = mask * (1.0 - self._random.random(mask.shape))  # legal ones are above 0; the highest of a branch wins
         return np.stack([part.argmax(-1) for part in np.split(lots, np.cumsum(sizes)[:-1], axis=-1)], axis=-1)
 
     def render(self) -> np.ndarray:
@@ -564,7 +555,8 @@ def refusal(message: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         raise BadGame(f"{message}: {describe_error(error)}") from error
     finally:
-        sys.path.remove(folder)
+        if folder in sys.path:  # else the module itself has removed it
+            sys.path.remove(folder)
 
 
 def check_team_env(env: TeamEnv, num_games: int) -> None:
