@@ -21,6 +21,7 @@ import ppo_continuous  # noqa: E402
 import ppo_selfplay  # noqa: E402
 import sac_continuous  # noqa: E402
 import sac_selfplay  # noqa: E402
+import utils.run  # noqa: E402
 
 TINY: dict[str, dict[str, Any]] = {
     "ppo_continuous": {"total_timesteps": 256, "num_steps": 32, "num_minibatches": 4, "update_epochs": 2}
@@ -37,12 +38,13 @@ Train = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def process_state() -> Iterator[None]:
-    """Undoes what a script's `main` changes in the process: signal handlers, and subnormal numbers flushed to zero."""
+    """Undoes what a script's `main` changes in the process: signal handlers, and how it treats subnormal numbers."""
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     yield
     torch.set_flush_denormal(False)  # Hypothesis refuses to run with it
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
+    utils.run.stop_signals.clear()
 
 
 @pytest.fixture(params=[ppo_continuous, sac_continuous], ids=["ppo", "sac"])
