@@ -17,6 +17,6 @@ def test_pendulum(script: ModuleType, train: Train, capsys: pytest.CaptureFixtur
     words, *_ = re.findall(
         rf"python {script.__name__}\.py (--env-id Pendulum-v1 .*--total-timesteps.*)$", README, re.MULTILINE
     )
-    script.main(script.parse_args([*words.split(), "--no-cuda", "--no-compile"]))
+    script.main(script.parse_args(script.Args, [*words.split(), "--no-cuda", "--no-compile"]))
     (mean,) = re.findall(r"^evaluation: return (\S+)", capsys.readouterr().out, re.MULTILINE)
-    assert float(mean) > -250  # seeds vary between -130 and -180
+    assert float(mean) > -200

@@ -85,7 +85,7 @@ class Forever(Counting):
     step = Endless.step
 
 
-def refuse(error: type[BaseException]) -> None:
+def refuse(error: type[BaseException]) -> gym.Env:
     """An environment's constructor that raises an exception."""
     raise error("no such file: terrain.xml")
 
