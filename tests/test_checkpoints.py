@@ -374,8 +374,6 @@ def test_an_environment_that_raises(
 ) -> None:
     """Exit status 1, where and what it was, and a checkpoint of the beginning of the iteration to go on from."""
     is_selfplay = any_script.__name__.endswith("selfplay")
-    if is_selfplay and fault == "exit":
-        pytest.skip("see tests/test_selfplay_runs.py")
     flags = break_down(monkeypatch, any_script, fault)
     with pytest.raises(SystemExit) as exit_info:
         any_script.main(any_script.Args(**flags))

@@ -48,7 +48,7 @@ def test_ppos_lean_vector_environment_is_gymnasiums(env_id: str) -> None:
     """Everything that it returns over several episodes, which end together or apart, and in either way."""
     lean = ppo_continuous.make_envs(ppo_continuous.Args(env_id=env_id, stagger=False), 4)
     assert isinstance(lean.unwrapped, ppo_continuous.LeanVectorEnv)
-    env_fns = [partial(ppo_continuous.make_env, env_id, i, 0) for i in range(4)]
+    env_fns = [partial(ppo_continuous.make_env, env_id, {}, i, None, "", 0) for i in range(4)]
     plain = SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
     arrays: list[list[np.ndarray]] = []
     for envs in (lean, plain):
