@@ -26,6 +26,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim,
 from pettingzoo.utils.conversions import turn_based_aec_to_parallel, turn_based_aec_to_parallel_wrapper
 from pettingzoo.utils.env import ParallelEnv
 
+from utils.errors import TaskError
+
 # === Interface ========================================================================================================
 
 
@@ -237,10 +239,6 @@ def make_teams(
 
 
 # === PettingZoo =======================================================================================================
-
-
-class TaskError(Exception):
-    """An exception raised by the game's own code."""
 
 
 class Seat:
