@@ -587,6 +587,7 @@ def main(args: Args) -> None:
             if seed is not None:  # at the start, after each checkpoint and each change of team
                 matches.begin_anew(seed)
                 obs, games_length = env.reset(seed), np.zeros(args.num_games)
+                run.check(global_step, observation=np.concatenate(obs, axis=None))
                 discounted_return = np.zeros(args.num_games * len(team.agents))
             if args.anneal_lr:
                 optimizer.lr = args.learning_rate * (1.0 - global_step / total_steps)
@@ -610,6 +611,9 @@ def main(args: Args) -> None:
                 terminations[t], truncations = map(matches.of_learner, (result.terminations, result.truncations))
                 dones[t] = terminations[t] | truncations
                 obs = result.obs
+                all_obs = np.concatenate([*obs, *result.final_obs], axis=None)
+                all_rewards, step = np.concatenate(result.rewards, axis=None), global_step + (t + 1) * args.num_games
+                run.check(step, observation=all_obs, reward=all_rewards)
 
                 # record, rate, next opponents
                 discounted_returns[t] = discounted_return = args.gamma * discounted_return + rewards[t]
@@ -619,7 +623,6 @@ def main(args: Args) -> None:
                     finished_lengths.append(games_length[game])
                     games_length[game] = 0.0
                     matches.finish(int(game), result.scores[game])
-            run.check(observation=np.concatenate([observations, final_observations], axis=-1), reward=rewards)
             global_step += args.batch_size
             learner_steps[learner] += int(valid.sum())
 
