@@ -677,6 +677,7 @@ def main(args: Args) -> None:
             if seed is not None:  # at the start, after each checkpoint and each change of team
                 matches.begin_anew(seed)
                 obs, games_length = env.reset(seed), np.zeros(args.num_games)
+                run.check(global_step, observation=np.concatenate(obs, axis=None))
                 discounted_return = np.zeros(args.num_games * len(team.agents))
             if args.anneal_lr:
                 optimizer.lr = args.learning_rate * (1.0 - global_step / total_steps)
@@ -692,6 +693,9 @@ def main(args: Args) -> None:
                 rollout.actions[t] = agent.act(rollout.obs[t], masks, noise[t])
                 result = env.step(matches.all_actions(env, agents, obs, rollout.actions[t]))
                 obs = result.obs
+                all_obs = np.concatenate([*obs, *result.final_obs], axis=None)
+                all_rewards, step = np.concatenate(result.rewards, axis=None), global_step + (t + 1) * args.num_games
+                run.check(step, observation=all_obs, reward=all_rewards)
 
                 # store
                 rollout.final_obs[t] = matches.of_learner(result.final_obs)
@@ -708,7 +712,6 @@ def main(args: Args) -> None:
                     finished_lengths.append(games_length[game])
                     games_length[game] = 0.0
                     matches.finish(int(game), result.scores[game])
-            run.check(observation=np.concatenate([rollout.obs, rollout.final_obs], axis=-1), reward=rollout.rewards)
             global_step += args.batch_size
             learner_steps[learner] += int(rollout.valid.sum())
 

@@ -777,6 +777,7 @@ def main(args: Args) -> None:
             if seed is not None:  # at the start, after each checkpoint and each change of team
                 matches.begin_anew(seed)
                 obs, games_length = env.reset(seed), np.zeros(args.num_games)
+                run.check(global_step, observation=np.concatenate(obs, axis=None))
                 update_metrics: Metrics = {}
             for name in annealed:
                 optimizers[name].lr = learning_rates[name] * (1.0 - global_step / total_steps)
@@ -792,6 +793,8 @@ def main(args: Args) -> None:
                 actions = agent.act(learner_obs, masks, agent.noise(len(learner_obs)))
             result = env.step(matches.all_actions(env, agents, obs, actions))
             obs, global_step = result.obs, global_step + args.num_games
+            all_obs = np.concatenate([*obs, *result.final_obs], axis=None)
+            run.check(global_step, observation=all_obs, reward=np.concatenate(result.rewards, axis=None))
             game_steps[learner] += args.num_games
             learner_steps[learner] += int(valid.sum())
 
@@ -799,7 +802,6 @@ def main(args: Args) -> None:
             all_masks = [next_legal_actions(env, i, result.over) for i in range(len(env.teams))]
             next_columns = result.rewards, result.final_obs, all_masks, result.terminations
             rewards, final_obs, next_masks, terminations = map(matches.of_learner, next_columns)
-            run.check(observation=np.concatenate([learner_obs, final_obs], axis=-1)[None], reward=rewards[None])
             opponents = matches.opponent_steps().repeat(len(valid) // args.num_games)
             columns = learner_obs, masks, actions, rewards, final_obs, next_masks, terminations
             if valid.any():

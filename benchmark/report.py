@@ -48,7 +48,15 @@ RETURN, TRAINING_RETURN, SPEED = "eval/return_mean", "charts/episodic_return", "
 KEYS = re.compile(rf"{RETURN}|{TRAINING_RETURN}|{SPEED}|eval/.+_score_vs_.+|selfplay/rating_.+")
 # arguments in which runs may differ: what is learned depends on none of them but the seed
 MAY_DIFFER = {"seed", "eval_freq", "cross_play_games", "cross_play_snapshots", "evaluate", "against", "resume", "cuda"}
-MAY_DIFFER |= {"wandb_project_name", "wandb_entity", "capture_video", "save_model", "upload_model", "hf_entity", "track"}
+MAY_DIFFER |= {
+    "wandb_project_name",
+    "wandb_entity",
+    "capture_video",
+    "save_model",
+    "upload_model",
+    "hf_entity",
+    "track",
+}
 MAY_DIFFER |= {"compile"}
 
 
@@ -147,10 +155,14 @@ def read_run(folder: Path, curves: dict[str, np.ndarray]) -> Run | None:
         return None
     try:
         args = json.loads((folder / "args.json").read_text())
-        env_id, exp_name, seed, total_timesteps = (args[name] for name in ("env_id", "exp_name", "seed", "total_timesteps"))
+        env_id, exp_name, seed, total_timesteps = (
+            args[name] for name in ("env_id", "exp_name", "seed", "total_timesteps")
+        )
         return Run(folder, env_id, exp_name, seed, total_timesteps, args, read_starts(folder), curves)
     except (OSError, ValueError, LookupError, TypeError) as error:
-        fail(f"RUNS takes run folders with the args.json of a run, and {folder} is none ({type(error).__name__}: {error})")
+        fail(
+            f"RUNS takes run folders with the args.json of a run, and {folder} is none ({type(error).__name__}: {error})"
+        )
 
 
 def group_runs(runs: list[Run]) -> tuple[Groups, list[str]]:
@@ -167,11 +179,15 @@ def group_runs(runs: list[Run]) -> tuple[Groups, list[str]]:
             continue
         group = groups.setdefault((run.env_id, run.exp_name), [])
         if group and group[-1].seed == run.seed:
-            fail(f"RUNS takes each seed of a task and experiment once, and {group[-1].folder} and {run.folder} have the same")
+            fail(
+                f"RUNS takes each seed of a task and experiment once, and {group[-1].folder} and {run.folder} have the same"
+            )
         group.append(run)
         first = group[0]
         if set(shared_keys([first], "eval/")) != set(shared_keys([run], "eval/")):
-            fail(f"RUNS takes runs of one kind for a task and experiment, and {first.folder} and {run.folder} log other scores")
+            fail(
+                f"RUNS takes runs of one kind for a task and experiment, and {first.folder} and {run.folder} log other scores"
+            )
         for flag in sorted((first.args.keys() | run.args.keys()) - MAY_DIFFER):
             ours, theirs = (x.args.get(flag, "not a flag") for x in (first, run))
             if ours != theirs:
@@ -179,9 +195,13 @@ def group_runs(runs: list[Run]) -> tuple[Groups, list[str]]:
                 notes.append(f"**Not of one kind**: --{flag.replace('_', '-')} is {values}.")
         ours, theirs = first.versions("sha256"), run.versions("sha256")
         if "," in theirs:
-            notes.append(f"**Not of one kind**: {run.folder.name} was resumed by another script: {run.versions('commit')}.")
+            notes.append(
+                f"**Not of one kind**: {run.folder.name} was resumed by another script: {run.versions('commit')}."
+            )
         if ours and theirs and ours != theirs:
-            scripts = f"{first.versions('commit')} in {first.folder.name}, {run.versions('commit')} in {run.folder.name}"
+            scripts = (
+                f"{first.versions('commit')} in {first.folder.name}, {run.versions('commit')} in {run.folder.name}"
+            )
             notes.append(f"**Not of one kind**: the script is that of {scripts}.")
     if not groups:
         fail(f"RUNS takes finished runs, and none of these {len(runs)} has an evaluation at its last step")
@@ -217,7 +237,11 @@ def final_scores(group: list[Run], key: str) -> np.ndarray:
 
 def describe_key(key: str) -> str:
     """A TensorBoard key in words."""
-    return "return" if key == RETURN else key.partition("/")[2].replace("_score_vs_", " vs ").replace("rating_", "rating of ")
+    return (
+        "return"
+        if key == RETURN
+        else key.partition("/")[2].replace("_score_vs_", " vs ").replace("rating_", "rating of ")
+    )
 
 
 def describe_number(x: float) -> str:
@@ -267,11 +291,17 @@ def published_table(groups: Groups) -> str:
         for (env_id, exp_name), group in groups.items():
             if theirs and env_id.rpartition("-v")[0] == task:
                 estimate = describe_statistic(mean, [final_scores(group, RETURN)])
-                protocol = f"deterministic return of the final policy, {group[0].args.get('eval_episodes', '?')} episodes"
+                protocol = (
+                    f"deterministic return of the final policy, {group[0].args.get('eval_episodes', '?')} episodes"
+                )
                 steps, seeds = f"{group[0].last_step:,}", str(len(group))
                 rows.append([env_id, f"**{exp_name}**", steps, f"**{estimate}**", seeds, protocol, "these runs"])
         for row in sorted(theirs, key=lambda row: (row["algorithm"], int(row["env_steps"]))):
-            name = f"{task}-{row['env_version']}" if row["env_version"][0] == "v" else f"{task}, version {row['env_version']}"
+            name = (
+                f"{task}-{row['env_version']}"
+                if row["env_version"][0] == "v"
+                else f"{task}, version {row['env_version']}"
+            )
             estimate = f"{row['mean']} ± {row['std']}" if row["std"] else row["mean"]
             steps = f"{int(row['env_steps']):,}"
             rows.append([name, row["algorithm"], steps, estimate, row["seeds"], row["protocol"], row["source"]])
@@ -303,11 +333,15 @@ def find_scales(groups: Groups, reference: str) -> dict[str, tuple[float, float]
 
 def pooled_table(groups: Groups, scales: dict[str, tuple[float, float]], reference: str) -> str:
     """The experiments' normalised IQM over tasks, and what the scale is."""
-    ends = [f"{env_id} from {describe_number(low)} to {describe_number(high)}" for env_id, (low, high) in scales.items()]
+    ends = [
+        f"{env_id} from {describe_number(low)} to {describe_number(high)}" for env_id, (low, high) in scales.items()
+    ]
     rows = [["experiment", "tasks", "runs", "normalised IQM [95%]"]]
     for exp_name, tasks in returns_by_experiment(groups).items():
         strata = [(tasks[env_id] - low) / (high - low) for env_id, (low, high) in scales.items()]
-        rows.append([exp_name, str(len(strata)), str(sum(map(len, strata))), describe_statistic(interquartile_mean, strata)])
+        rows.append(
+            [exp_name, str(len(strata)), str(sum(map(len, strata))), describe_statistic(interquartile_mean, strata)]
+        )
     counts = [{len(tasks[env_id]) for env_id in scales} for tasks in returns_by_experiment(groups).values()]
     is_even = all(len(numbers) < 2 for numbers in counts)
     weights = "" if is_even else " An experiment has not as many runs on each task; those with more count for more."
@@ -318,8 +352,12 @@ def pooled_table(groups: Groups, scales: dict[str, tuple[float, float]], referen
 def improvement_table(groups: Groups) -> str:
     """For each two experiments the probability that a run of the one beats one of the other, over the tasks that both have."""
     rows = [["a run of", "beats one of", "tasks", "probability [95%]"]]
-    steps = {name: {group[0].last_step for (_, exp_name), group in groups.items() if exp_name == name} for _, name in groups}
-    budgets = {name: f"{name} ({' to '.join(f'{x:,}' for x in sorted({min(s), max(s)}))} steps)" for name, s in steps.items()}
+    steps = {
+        name: {group[0].last_step for (_, exp_name), group in groups.items() if exp_name == name} for _, name in groups
+    }
+    budgets = {
+        name: f"{name} ({' to '.join(f'{x:,}' for x in sorted({min(s), max(s)}))} steps)" for name, s in steps.items()
+    }
     for (ours, our_tasks), (theirs, their_tasks) in combinations(returns_by_experiment(groups).items(), 2):
         tasks = [env_id for env_id in our_tasks if env_id in their_tasks]
         if tasks:
@@ -360,7 +398,9 @@ def common_points(group: list[Run], key: str, size: int = 200) -> tuple[np.ndarr
     return steps, np.median(seconds, axis=-1), values
 
 
-def draw_curve(axes: Axes, group: list[Run], key: str, color: str, label: str, over_time: bool, linewidth: float = 1.5) -> None:
+def draw_curve(
+    axes: Axes, group: list[Run], key: str, color: str, label: str, over_time: bool, linewidth: float = 1.5
+) -> None:
     """The mean over runs, and its interval as a band if there are two or more."""
     steps, seconds, values = common_points(group, key)
     x = seconds / 60 if over_time else steps
@@ -458,7 +498,10 @@ def cross_play_tables(groups: Groups, num_games: int, output: Path) -> list[str]
     """
     from functools import partial
 
-    from benchmark.selfplay import check_one_game, script_of  # loads PyTorch and the scripts, which nothing else here needs
+    from benchmark.selfplay import (
+        check_one_game,
+        script_of,
+    )  # loads PyTorch and the scripts, which nothing else here needs
     from utils.cross_play import Player, cross_play
 
     texts = []
@@ -470,9 +513,13 @@ def cross_play_tables(groups: Groups, num_games: int, output: Path) -> list[str]
         players = []
         for run in group:
             agents, _, args = script.load_model(run.folder, "cross-play")
-            players += [Player(f"seed {run.seed}", behavior, agent.acting_weights()) for behavior, agent in agents.items()]
+            players += [
+                Player(f"seed {run.seed}", behavior, agent.acting_weights()) for behavior, agent in agents.items()
+            ]
         players.sort(key=lambda player: list(agents).index(player.behavior))
-        result = cross_play(partial(script.make_env, args), agents, players, num_games, seed=7_000_000, deterministic=True)
+        result = cross_play(
+            partial(script.make_env, args), agents, players, num_games, seed=7_000_000, deterministic=True
+        )
         path = f"{output}_cross_play_" + re.sub(r"[^\w.-]", "-", f"{env_id}_{exp_name}")
         result.write_csv(Path(f"{path}.csv"))
         result.heat_map().savefig(f"{path}.png", dpi=120)

@@ -167,7 +167,9 @@ def print_versus(args: Versus) -> None:
         make_games = partial(script.make_env, run_args)
         results = play_pairs(make_games, agents, players, pairs, args.games, 7_000_000, args.deterministic)
         scores = results.mean(1).reshape(len(ours), len(theirs))
-        print(f"{behavior}: {interval(scores)} over {len(ours)} x {len(theirs)} pairs of runs, {args.games} games a pair")
+        print(
+            f"{behavior}: {interval(scores)} over {len(ours)} x {len(theirs)} pairs of runs, {args.games} games a pair"
+        )
         names = [[run.name for run in sorted(runs)] for runs in (args.runs, args.against)]
         table = zip(itertools.product(*names), scores.flat, strict=True)
         rows += [[behavior, *pair, f"{score:.4f}"] for pair, score in table]
@@ -178,5 +180,7 @@ def print_versus(args: Versus) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path.cwd()))
-    command = tyro.cli(Annotated[Scores, tyro.conf.subcommand("scores")] | Annotated[Versus, tyro.conf.subcommand("versus")])
+    command = tyro.cli(
+        Annotated[Scores, tyro.conf.subcommand("scores")] | Annotated[Versus, tyro.conf.subcommand("versus")]
+    )
     print_scores(command) if isinstance(command, Scores) else print_versus(command)

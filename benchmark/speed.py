@@ -106,7 +106,10 @@ def make_case(script: str, args: Args) -> Case:
         warmup, steps = 20_000, 40_000
         flags += ["--window", "8", "--save-steps", "2000", "--play-against-latest-model-ratio", "0"]
     steps = -(-(args.steps or steps) // unit) * unit
-    flags += ["--total-timesteps", str(10 * (warmup + steps))]  # more than are measured; the end of annealing changes no speed
+    flags += [
+        "--total-timesteps",
+        str(10 * (warmup + steps)),
+    ]  # more than are measured; the end of annealing changes no speed
     return Case(tuple(flags), warmup, steps)
 
 
@@ -282,7 +285,10 @@ def update_products(name: str, ours: Any, obs_dim: int, action_dim: int) -> list
         both = [(obs_dim, 64, 64, action_dim), (obs_dim, 64, 64, 1)]
         return [p for widths in both for p in mlp_products(ours.minibatch_size, widths, 1, weights=True, inputs=False)]
     products = partial(mlp_products, ours.batch_size)
-    actor, critic = (obs_dim, 256, 256, 2 * action_dim), (obs_dim + action_dim, 256, 256)  # its last layer is a mere sum
+    actor, critic = (
+        (obs_dim, 256, 256, 2 * action_dim),
+        (obs_dim + action_dim, 256, 256),
+    )  # its last layer is a mere sum
     target = products(actor, 1, weights=False, inputs=False) + products(critic, 2, weights=False, inputs=False)
     critics_step = products(critic, 2, weights=True, inputs=False)
     actor_step = products(actor, 1, weights=True, inputs=False) + products(critic, 2, weights=False, inputs=True)
@@ -402,7 +408,9 @@ def describe(script: str, results: dict[str, list[dict[str, float]]], args: Args
     for library in args.against if script.endswith("_continuous.py") else ():
         theirs = results[library]
         speed = middle([1 / x["wall"] for x in theirs], ",.0f")
-        ratios = [middle([y[key] / x[key] for x, y in zip(ours, theirs, strict=True)], ".2f") for key in ("wall", "processor")]
+        ratios = [
+            middle([y[key] / x[key] for x, y in zip(ours, theirs, strict=True)], ".2f") for key in ("wall", "processor")
+        ]
         rows.append(f"| {library} | {speed} | {' | '.join(ratios)} |")
     parts = [[x.get(part, 0.0) / x["wall"] for x in ours] for part in ("environment", "acting", "replay", "update")]
     shares = [f"{median(part):.0%}" for part in parts]
@@ -451,7 +459,10 @@ def main(args: Args) -> None:
     lines = [f"{', '.join(where)}, {args.rounds} rounds: median (least to greatest)", ""]
     lines += ["| | steps/s | wall time, times ours | processor time, times ours |", "|---|---|---|---|"]
     lines += [row for rows, _, _ in described for row in rows]
-    lines += ["", "| share of the wall time | environment | acting | replay | update | products alone | environment alone |"]
+    lines += [
+        "",
+        "| share of the wall time | environment | acting | replay | update | products alone | environment alone |",
+    ]
     lines += ["|---|---|---|---|---|---|---|", *(parts for _, parts, _ in described)]
     lines += ["", "| seconds from the process's start to | first step | first update |", "|---|---|---|"]
     lines += [starts for _, _, starts in described]

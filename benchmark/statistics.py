@@ -21,7 +21,9 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     return np.sort(values, axis=-1)[..., cut : values.shape[-1] - cut].mean(-1)
 
 
-def interval(statistic: Statistic, strata: Sequence[np.ndarray], resamples: int = RESAMPLES) -> tuple[np.ndarray, np.ndarray]:
+def interval(
+    statistic: Statistic, strata: Sequence[np.ndarray], resamples: int = RESAMPLES
+) -> tuple[np.ndarray, np.ndarray]:
     """Ends of the 95% percentile-bootstrap interval of a statistic of all strata together (section 4.1).
 
     A stratum is a task: its runs (..., n), whose number may differ, are resampled with replacement among themselves. All
@@ -43,7 +45,9 @@ def probability_of_improvement(ours: Sequence[np.ndarray], theirs: Sequence[np.n
     probabilities, resampled = [], []
     for x, y in zip(ours, theirs, strict=True):
         wins = 0.5 + 0.5 * np.sign(x[:, None] - y)  # (n, m)
-        shares = [rng.multinomial(n, np.full(n, 1 / n), RESAMPLES) / n for n in wins.shape]  # of each run in each resample
+        shares = [
+            rng.multinomial(n, np.full(n, 1 / n), RESAMPLES) / n for n in wins.shape
+        ]  # of each run in each resample
         probabilities.append(wins.mean())
         resampled.append((shares[0] @ wins * shares[1]).sum(-1))
     low, high = np.percentile(np.mean(resampled, axis=0), [2.5, 97.5])

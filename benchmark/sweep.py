@@ -173,7 +173,9 @@ def make_jobs(args: Args, extra: Sequence[str]) -> list[Job]:
     runs = product(range(args.first_seed, args.first_seed + args.num_seeds), args.env_ids, scripts)
     jobs = [Job(script, env_id, name, seed, tuple(extra), folder) for seed, env_id, (script, name) in runs]
     if not jobs or len({job.name for job in jobs}) < len(jobs):
-        fail("--script and --env-ids take one or more each, whose names differ (and --exp-name takes a single --script)")
+        fail(
+            "--script and --env-ids take one or more each, whose names differ (and --exp-name takes a single --script)"
+        )
     if args.job is not None and not 0 <= args.job < len(jobs):
         fail(f"--job takes an integer from 0 to {len(jobs) - 1}, not {args.job}")
     return jobs
@@ -204,7 +206,9 @@ def next_command(job: Job) -> list[str]:
     last = last_record(job)
     if last.get("exit") == 0 and (job.folder / last["run"]).is_dir():
         return []
-    runs = [run for run in find_runs(job) if (run / "checkpoint.pt").exists() or (run / "checkpoint.previous.pt").exists()]
+    runs = [
+        run for run in find_runs(job) if (run / "checkpoint.pt").exists() or (run / "checkpoint.previous.pt").exists()
+    ]
     is_refused = last.get("exit") == 2 and "--resume" in last["command"]
     if not runs or (is_refused and any(UNREADABLE in line for line in read_log(job))):
         return job.command
@@ -245,7 +249,9 @@ def run_job(job: Job) -> int:
             return 0
         record = {"time": utc_now(), "host": platform.node(), "command": command}
         record |= {"sha256": hash_of(job.script), **commit_of(job.script)}
-        print(f"\n{json.dumps(record)}", file=journal, flush=True)  # on a line of its own, even if a full disk cut off the last
+        print(
+            f"\n{json.dumps(record)}", file=journal, flush=True
+        )  # on a line of its own, even if a full disk cut off the last
         print(f"$ {shlex.join(command)}", file=log, flush=True)
         null, keep = subprocess.DEVNULL, [journal.fileno()]
         try:
@@ -367,7 +373,15 @@ def make_table(states: Mapping[Job, str], height: int) -> Table:
     """As many runs as fit into a terminal of this height, those first that run or failed; below them a count of all."""
     order = ("running", "failed", "stopped", "waiting", "finished")
     table = Table(
-        "run", "state", "step", "steps/s", Column("return", ratio=1), "left", expand=True, box=None, padding=(0, 1, 0, 0)
+        "run",
+        "state",
+        "step",
+        "steps/s",
+        Column("return", ratio=1),
+        "left",
+        expand=True,
+        box=None,
+        padding=(0, 1, 0, 0),
     )
     table.caption = count_states(states)
     for column in table.columns:
@@ -398,7 +412,9 @@ def job_command(args: Args, job: Job, index: str) -> str:
 def connect_local(jobs: Sequence[Job], args: Args) -> Start:
     """Returns what starts a run's process on this machine, beyond the terminal's Ctrl-C, with its share of cores and GPUs."""
     gpus = [] if "--no-cuda" in jobs[0].extra else find_gpus()
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1  # that this process may use
+    cores = (
+        len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    )  # that this process may use
     if gpus and args.workers > len(gpus) * args.runs_per_gpu:
         fail(f"--workers takes at most the number of GPUs times --runs-per-gpu, {len(gpus) * args.runs_per_gpu}")
 
@@ -473,7 +489,11 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start) -> int:
                     process = Process(lambda: 126, lambda: None)
                 running[worker], states[job] = (job, process), "running"
             if handled < len(signals):
-                say(f"killing {len(running)} runs" if handled else f"stopping {len(running)} runs; Ctrl-C once more kills them")
+                say(
+                    f"killing {len(running)} runs"
+                    if handled
+                    else f"stopping {len(running)} runs; Ctrl-C once more kills them"
+                )
                 for _, process in running.values():
                     process.stop()
                 handled += 1
@@ -557,7 +577,9 @@ def main(argv: list[str]) -> int:
         if args.launcher == "slurm":
             launch = partial(submit, jobs, args)
         else:
-            launch = partial(run_all, jobs, args, connect_ray(args) if args.launcher == "ray" else connect_local(jobs, args))
+            launch = partial(
+                run_all, jobs, args, connect_ray(args) if args.launcher == "ray" else connect_local(jobs, args)
+            )
         write_manifest(entries, jobs, argv)
         return launch()
 

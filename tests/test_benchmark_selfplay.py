@@ -42,7 +42,9 @@ def test_versus_itself_is_a_draw(
         ({"buffer_size": 5}, "RUNS takes runs of one script, and "),
     ],
 )
-def test_bad_sets(other: dict[str, Any] | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_sets(
+    other: dict[str, Any] | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One sentence on standard error, and exit status 2."""
     shared = {"save_steps": 1, "env_id": "sumo", "env_kwargs": {}, "teams": None, "symmetric": None, "norm_obs": True}
     runs = [tmp_path / "a", tmp_path / "b"]

@@ -27,7 +27,9 @@ from benchmark.statistics import Statistic, interquartile_mean, interval, mean, 
 
 # normalised scores, a row a run, a column a task
 OURS = np.array([[0.91, 0.35, 1.2], [0.74, 0.62, 0.95], [1.05, 0.1, 1.1], [0.88, 0.44, 0.4], [0.15, 0.51, 1.31]])
-THEIRS = np.array([[0.8, 0.3, 1], [0.6, 0.62, 0.7], [0.95, 0.55, 0.9], [0.1, 0.2, 1.15], [0.7, 0.4, 0.85], [0.99, 0.12, 0.3]])
+THEIRS = np.array(
+    [[0.8, 0.3, 1], [0.6, 0.62, 0.7], [0.95, 0.55, 0.9], [0.1, 0.2, 1.15], [0.7, 0.4, 0.85], [0.99, 0.12, 0.3]]
+)
 
 Point = tuple[float, int, str, float]  # wall time, step, key, value
 
@@ -39,7 +41,9 @@ def write_events(path: Path, start: float, points: Iterable[Point], purge_step: 
     if purge_step is not None:
         events.append(Event(wall_time=start, step=purge_step, session_log=SessionLog(status=SessionLog.START)))
     for wall_time, step, key, value in points:
-        events.append(Event(wall_time=wall_time, step=step, summary=Summary(value=[{"tag": key, "simple_value": value}])))
+        events.append(
+            Event(wall_time=wall_time, step=step, summary=Summary(value=[{"tag": key, "simple_value": value}]))
+        )
     with path.open("wb") as file:
         writer = RecordWriter(file)
         for event in events:
@@ -105,7 +109,9 @@ def test_interval_is_scipys_percentile_bootstrap(statistic: Statistic) -> None:
     rng = np.random.default_rng(2)
     result = scipy.stats.bootstrap([values], reference, axis=-1, n_resamples=20_000, method="percentile", rng=rng)
     low, high = result.confidence_interval
-    assert np.array(interval(statistic, [values])) == pytest.approx(np.array([low, high]), abs=0.03 * (high - low).min())
+    assert np.array(interval(statistic, [values])) == pytest.approx(
+        np.array([low, high]), abs=0.03 * (high - low).min()
+    )
 
 
 @pytest.mark.parametrize("statistic", [mean, interquartile_mean])
@@ -159,7 +165,8 @@ def test_curves_are_those_of_tensorboard(tmp_path: Path) -> None:
     assert set(curves) == {"eval/return_mean", "charts/SPS", "selfplay/rating_red"}
     for key, curve in curves.items():
         expected = [
-            (point.step, point.wall_time - reference.FirstEventTimestamp(), point.value) for point in reference.Scalars(key)
+            (point.step, point.wall_time - reference.FirstEventTimestamp(), point.value)
+            for point in reference.Scalars(key)
         ]
         np.testing.assert_allclose(curve, expected)
 
@@ -316,11 +323,16 @@ def test_report(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
 
     first, *_ = rows = markdown_rows(text, "Final scores")
     assert [(row["task"], row["experiment"], row["seeds"], row["steps"]) for row in rows] == [
-        (env_id, name, seeds, "1,000") for env_id in ("Hopper-v5", "Toy-v1") for name, seeds in (("ppo", "5"), ("sac", "6"))
+        (env_id, name, seeds, "1,000")
+        for env_id in ("Hopper-v5", "Toy-v1")
+        for name, seeds in (("ppo", "5"), ("sac", "6"))
     ]
     assert (first["score"], first["steps/s"]) == ("return", "52")
     scores = 1000.0 * OURS[:, 0]
-    for column, statistic, expected in (("mean", mean, scores.mean()), ("IQM", interquartile_mean, scores[[1, 3, 0]].mean())):
+    for column, statistic, expected in (
+        ("mean", mean, scores.mean()),
+        ("IQM", interquartile_mean, scores[[1, 3, 0]].mean()),
+    ):
         assert numbers(first[f"{column} [95%]"]) == pytest.approx([expected, *interval(statistic, [scores])], abs=0.5)
 
     published = markdown_rows(text, "Published returns")
@@ -330,7 +342,11 @@ def test_report(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
     assert all(row["task"].startswith("Hopper") and row["protocol"] and row["source"] for row in published)
     assert [row["algorithm"] for row in published[2:]] == sorted(row["algorithm"] for row in published[2:])
     cleanrl = next(row for row in published if row["algorithm"] == "ppo" and row["task"] == "Hopper-v4")
-    assert (cleanrl["mean [95%] or ± std"], cleanrl["seeds"], cleanrl["steps"]) == ("2382.86 ± 271.74", "3", "1,000,000")
+    assert (cleanrl["mean [95%] or ± std"], cleanrl["seeds"], cleanrl["steps"]) == (
+        "2382.86 ± 271.74",
+        "3",
+        "1,000,000",
+    )
 
     iqms = scipy.stats.trim_mean(THEIRS[:, :2], 0.25, axis=0)  # the scale's 1; its 0 is the first training return, 0
     pooled = {row["experiment"]: row["normalised IQM [95%]"] for row in markdown_rows(text, "All tasks together")}
@@ -457,10 +473,16 @@ def test_selfplay(train_selfplay: Train, tmp_path: Path, capsys: pytest.CaptureF
         ({"runs": ["half"]}, "JSONDecodeError"),
         ({"runs": ["a", "a"]}, "RUNS takes each seed of a task and experiment once, and a and a have the same"),
         ({"runs": ["a", "other_scores"]}, "RUNS takes runs of one kind for a task and experiment"),
-        ({"runs": ["a"], "normalize_by": "sac"}, "--normalize-by takes one of the experiments with returns (ppo), not sac"),
+        (
+            {"runs": ["a"], "normalize_by": "sac"},
+            "--normalize-by takes one of the experiments with returns (ppo), not sac",
+        ),
         ({"runs": ["a"], "cross_play": True}, "--cross-play takes self-play runs"),
         ({"runs": ["a"], "cross_play_games": 0}, "--cross-play-games takes a number from 1, not 0"),
-        ({"runs": ["a"], "output": Path("a/args.json/x")}, "--output takes the beginning of a path that can be written"),
+        (
+            {"runs": ["a"], "output": Path("a/args.json/x")},
+            "--output takes the beginning of a path that can be written",
+        ),
     ],
 )
 def test_bad_input(

@@ -80,7 +80,18 @@ def test_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_scripts_are_measured(tmp_path: Path) -> None:
     """A round of short measurements: every row is there, parts do not exceed the whole, starts come in order."""
     names = ["ppo_continuous.py", "sac_continuous.py", "ppo_selfplay.py", "sac_selfplay.py"]
-    words = ["--script", *names, "--env-id", "Pendulum-v1", "--rounds", "1", "--steps", "2000", "--output", str(tmp_path / "x")]
+    words = [
+        "--script",
+        *names,
+        "--env-id",
+        "Pendulum-v1",
+        "--rounds",
+        "1",
+        "--steps",
+        "2000",
+        "--output",
+        str(tmp_path / "x"),
+    ]
     result = subprocess.run([sys.executable, "-m", "benchmark.speed", *words], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout == (tmp_path / "x.md").read_text()
@@ -88,7 +99,9 @@ def test_all_scripts_are_measured(tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "x.csv").open()))
     for name in names:
         seconds = {
-            row["quantity"]: float(row["seconds"]) for row in rows if (row["script"], row["measured"]) == (name, "script")
+            row["quantity"]: float(row["seconds"])
+            for row in rows
+            if (row["script"], row["measured"]) == (name, "script")
         }
         parts = [seconds[part] for part in ("environment", "acting", "update")] + [seconds.get("replay", 0.0)]
         assert 0 < sum(parts) <= seconds["wall"]
@@ -115,9 +128,18 @@ def test_libraries_get_the_hyper_parameters_of_the_script() -> None:
     """By hand, in Stable-Baselines3's names: what would make one of the two compute less is not left to its default."""
     flags = "--gamma 0.9 --num-envs 2 --num-steps 64 --num-minibatches 4 --update-epochs 3 --norm-adv --clip-vloss"
     ppo = speed.library_settings("sb3", "ppo_continuous.py", ppo_continuous.parse_args(flags.split()))
-    expected = {"gamma": 0.9, "n_steps": 64, "batch_size": 32, "n_epochs": 3, "normalize_advantage": True, "clip_range_vf": 0.2}
+    expected = {
+        "gamma": 0.9,
+        "n_steps": 64,
+        "batch_size": 32,
+        "n_epochs": 3,
+        "normalize_advantage": True,
+        "clip_range_vf": 0.2,
+    }
     assert expected.items() <= ppo.items()
-    plain = speed.library_settings("sb3", "ppo_continuous.py", ppo_continuous.parse_args(["--no-norm-adv", "--no-clip-vloss"]))
+    plain = speed.library_settings(
+        "sb3", "ppo_continuous.py", ppo_continuous.parse_args(["--no-norm-adv", "--no-clip-vloss"])
+    )
     assert not plain["normalize_advantage"]
     assert plain["clip_range_vf"] is None
     flags = "--batch-size 32 --policy-lr 0.01 --tau 0.2 --learning-starts 70"

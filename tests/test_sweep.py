@@ -119,7 +119,18 @@ def wait_for(condition: Callable[[], object]) -> None:
 def test_every_run_once(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts x tasks x seeds, at most --workers together, with equal shares of cores; again, only what is new is run."""
     other = shutil.copy(SCRIPT, "other.py")
-    words = ("--script", str(SCRIPT), other, "--env-ids", "Toy-v0", "module:Toy-v0", "--first-seed", "3", "--workers", "2")
+    words = (
+        "--script",
+        str(SCRIPT),
+        other,
+        "--env-ids",
+        "Toy-v0",
+        "module:Toy-v0",
+        "--first-seed",
+        "3",
+        "--workers",
+        "2",
+    )
     extra = ("--", "--note", "two words; $HOME -- 'quoted'")
     result = run(*words, *extra)
     assert (result.status, result.error) == (0, "")
@@ -239,7 +250,9 @@ def test_killed(killed: str, run: Sweep) -> None:
     for name in runs():
         made = steps(name)
         assert sorted(set(made)) == list(range(1, 16))
-        assert len(made) == 15 if killed != "all" else 15 <= len(made) <= 17  # at most two steps since the last checkpoint
+        assert (
+            len(made) == 15 if killed != "all" else 15 <= len(made) <= 17
+        )  # at most two steps since the last checkpoint
         assert len(records(name)) == (2 if killed == "sweep" else 3)
 
 
@@ -403,7 +416,9 @@ def test_gpus_are_shared_out(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> Non
     assert run("--folder", "none", "--num-seeds", "3", "--workers", "3", "--", "--no-cuda").status == 0  # needs no GPU
 
     mig = "  MIG 1g.18gb     Device  {}: (UUID: MIG-{})"
-    add_command("nvidia-smi", f"echo 'GPU 0: A (UUID: GPU-aa)'; echo '{mig.format(0, 'x')}'; echo '{mig.format(1, 'y')}'")
+    add_command(
+        "nvidia-smi", f"echo 'GPU 0: A (UUID: GPU-aa)'; echo '{mig.format(0, 'x')}'; echo '{mig.format(1, 'y')}'"
+    )
     assert sweep.find_gpus() == ["MIG-x", "MIG-y"]
     for visible, gpus in (("2, 3", ["2", "3"]), ("", []), ("-1", [])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -466,7 +481,9 @@ def test_words_of_the_scripts_are_understood(name: str, tmp_path: Path) -> None:
     job = job_of(tmp_path)
     assert sweep.read_progress(job) == {}
     job.log.parent.mkdir()
-    job.log.write_text(f"$ python a.py\nstep 1 of 2, 3 steps/s, \n$ python a.py --resume\ngoing on\n{line}, return 1.5, x\nb\n")
+    job.log.write_text(
+        f"$ python a.py\nstep 1 of 2, 3 steps/s, \n$ python a.py --resume\ngoing on\n{line}, return 1.5, x\nb\n"
+    )
     left = "0:02:32 left"  # 188,000 / 1,234 = 152.3
     assert list(sweep.read_progress(job).values()) == ["step 12,000 (6%)", "1,234/s", "return 1.5, x", left]
     job.log.write_text(job.log.read_text() + "$ python a.py --resume\n")
@@ -478,7 +495,9 @@ def test_progress_without_a_terminal(run: Sweep, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sweep, "PROGRESS_SECONDS", 0.4)
     lines = run("--", "--total-timesteps", "9").output.splitlines()
     assert lines[1] == "starting: Toy-v0__toy_script__1 (new)"
-    assert any(re.fullmatch(r"running: .*__1, step \d \(\d+%\), 1,000/s, return [\d.]+, 0:00:00 left", line) for line in lines)
+    assert any(
+        re.fullmatch(r"running: .*__1, step \d \(\d+%\), 1,000/s, return [\d.]+, 0:00:00 left", line) for line in lines
+    )
     assert lines[-2:] == ["finished: Toy-v0__toy_script__1, evaluation: return 7.25 +/- 0.50", "1 finished"]
 
 

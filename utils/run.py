@@ -418,17 +418,19 @@ class Run:
         print(f"training is over, and saved in {self.folder}; the final evaluation begins", flush=True)
         release_signals()  # nothing is left to lose
 
-    def check(self, **quantities: Any) -> None:
+    def check(self, step: int | None = None, /, **quantities: Any) -> None:
         """Stops the run if a number of these quantities is not finite, with the step and the quantity's name.
 
-        A quantity is a number, or an array whose first axis is time: its rows share the steps of the iteration evenly.
+        Without a step, a quantity is a number, or an array whose first axis is time: its rows share the steps of the
+        iteration evenly.
         """
         for name, values in quantities.items():
             with np.errstate(over="ignore"):
                 rows = np.isfinite(np.atleast_1d(values).astype(np.float32))  # the networks take float32
             if not rows.all():
-                row = int(rows.reshape(len(rows), -1).all(axis=1).argmin())
-                step = self.global_step + (row + 1) * self.stride // len(rows)
+                if step is None:
+                    row = int(rows.reshape(len(rows), -1).all(axis=1).argmin())
+                    step = self.global_step + (row + 1) * self.stride // len(rows)
                 raise FloatingPointError(f"{name} is not a finite number at step {step:,}")
 
     def log(self, metrics: Mapping[str, float], global_step: int) -> None:
