@@ -23,5 +23,6 @@ while not over:
 strip = np.full((SIZE, FRAMES * SIZE + (FRAMES - 1) * GAP, 3), 255, dtype=np.uint8)
 for i, frame in enumerate(np.linspace(0, len(frames) - 1, FRAMES).round().astype(int)):
     left = i * (SIZE + GAP)
-    strip[:, left : left + SIZE] = Image.fromarray(frames[frame]).resize((SIZE, SIZE), Image.Resampling.LANCZOS)
+    picture = Image.fromarray(frames[frame]).resize((SIZE, SIZE), Image.Resampling.LANCZOS)
+    strip[:, left : left + SIZE] = np.asarray(picture)
 Image.fromarray(strip).quantize(64).save(Path(__file__).with_suffix(".png"), optimize=True)
