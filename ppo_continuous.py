@@ -19,8 +19,8 @@ The defaults change the recipe of the reference, CleanRL's `ppo_continuous_actio
 - Both of Adam's decays are 0.99 (Dohare et al. 2023). An iteration stops when its KL divergence exceeds 0.03.
 - Observations are divided by the square root of their variance plus 0.01.
 What each change is worth: `docs/ppo.md`. Further deviations:
-- A truncation cuts the advantage trace and bootstraps from the final observation; the reference treats a time limit as a
-  termination.
+- A truncation cuts the advantage trace and bootstraps from the final observation; the reference treats a time limit as
+  a termination.
 - One estimate of the observations' mean and variance over all environments, and one of the returns' variance. They are
   updated after a rollout, saved with the model, and frozen in evaluation.
 - The policy acts in [-1, 1], and actions are rescaled to the bounds of the task.
@@ -53,7 +53,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 HAS_UTILS = (Path(__file__).parent / "utils" / "run.py").exists()
 if TYPE_CHECKING or HAS_UTILS:  # otherwise the stand-in at the end of this file is used
-    from utils.run import Run, TaskEnv, TaskEnvs, describe, fail, load_model, parse_args, prepare
+    from utils.run import Run, TaskEnv, TaskEnvs, describe, fail, load_model, parse_args, parse_json, prepare
 
 # === Arguments ========================================================================================================
 
@@ -82,6 +82,7 @@ class Args:
 
     # --- environment ---
     env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
+    env_kwargs: str = "{}"  # arguments of the task in JSON, such as {"ctrl_cost_weight": 0.2}
     num_envs: int = 16  # parallel environments
     vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
     stagger: bool = True  # cut the environments' first episodes at different steps, so that time limits do not coincide
@@ -155,10 +156,10 @@ class Stagger(gym.Wrapper):
 
 
 def make_env(
-    env_id: str, index: int, num_staggered: int, video_folder: Path | None = None, video_name: str = ""
+    env_id: str, kwargs: dict[str, Any], index: int, video_folder: Path | None, video_name: str, num_staggered: int
 ) -> gym.Env:
     """One environment with flat observations; its first episode is recorded if there is a folder for the video."""
-    env = gym.make(env_id) if video_folder is None else gym.make(env_id, render_mode="rgb_array")
+    env = gym.make(env_id, **kwargs | ({} if video_folder is None else {"render_mode": "rgb_array"}))
     if video_folder is not None:
         warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
         env = gym.wrappers.RecordVideo(env, str(video_folder), lambda episode: episode == 0, name_prefix=video_name)
@@ -188,17 +189,16 @@ class LeanVectorEnv(SyncVectorEnv):
 
 def make_envs(args: Args, num_envs: int, video_folder: Path | None = None, video_name: str = "") -> VectorEnv:
     """`num_envs` environments stepped together; exits with one sentence if the task is not one for this script."""
-    staggered, fn = args.stagger * num_envs, partial(make_env, args.env_id)
-    env_fns = [partial(fn, i, staggered, None if i else video_folder, video_name) for i in range(num_envs)]
-    try:
-        if args.vectorization == "native":
-            envs = gym.make_vec(args.env_id, num_envs, vectorization_mode="vector_entry_point")
-        else:
-            vector_class = {"sync": LeanVectorEnv, "async": AsyncVectorEnv}[args.vectorization]
-            envs = vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
-    except (Exception, SystemExit) as error:  # raised by Gymnasium or by the task's own code
-        fail(f"--env-id {args.env_id} cannot be made: {type(error).__name__}: {' '.join(str(error).split())}")
-    return TaskEnvs(envs, args.env_id)
+    staggered, kwargs = args.stagger * num_envs, parse_json("env-kwargs", args.env_kwargs)
+    env_fns = [
+        partial(make_env, args.env_id, kwargs, i, None if i else video_folder, video_name, staggered)
+        for i in range(num_envs)
+    ]
+    vector_class = {"sync": LeanVectorEnv, "async": AsyncVectorEnv}.get(args.vectorization)
+    make: Callable[[], VectorEnv] = partial(gym.make_vec, args.env_id, num_envs, "vector_entry_point", **kwargs)
+    if vector_class is not None:
+        make = partial(vector_class, env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+    return TaskEnvs(make, args.env_id)
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -316,6 +316,7 @@ class Agent(nn.Module):
         obs_mean, obs_std, std, *parameters = (x.detach().cpu().numpy() for x in tensors)
 
         def act(obs: np.ndarray, noise: np.ndarray | float = 0.0) -> np.ndarray:
+            obs = obs.astype(np.float32)  # as the update has them
             x = ((obs - obs_mean) / obs_std).clip(-10.0, 10.0) if self.norm_obs else obs
             x = x.astype(np.float32)
             for i in range(0, len(parameters), 2):
@@ -636,46 +637,40 @@ def main(args: Args) -> None:
 if not TYPE_CHECKING and not HAS_UTILS:
 
     def TaskEnv(env: gym.Env, index: int) -> gym.Env:
-        """The environment as it is."""
         return env
 
-    def TaskEnvs(envs: VectorEnv, env_id: str) -> VectorEnv:
-        """The environments as they are."""
-        return envs
+    def TaskEnvs(make: Callable[[], VectorEnv], env_id: str) -> VectorEnv:
+        return make()
 
     def fail(message: str) -> NoReturn:
-        """Ends the program with one sentence."""
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(2)
 
+    def parse_json(flag: str, text: str) -> dict[str, Any]:
+        return json.loads(text)
+
     def parse_args(cls: type[Args]) -> Args:
-        """Parses the command line; with --evaluate the run's own arguments are the defaults."""
         args = tyro.cli(cls)
-        if args.evaluate is not None:
-            saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
-            saved.pop("script", None)
-            args = tyro.cli(cls, default=cls(**saved))
-        return args
+        if args.evaluate is None:
+            return args
+        saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
+        return tyro.cli(cls, default=cls(**saved))
 
     def prepare(args: Args, limits: Mapping[str, tuple[float, float]]) -> None:
-        """Checks the arguments."""
         for flag in ("resume", "track", "upload_model"):
             if getattr(args, flag):
                 fail(f"--{flag.replace('_', '-')} takes utils/run.py beside {Path(__file__).name}")
-        for names, (low, high) in limits.items():
-            for name in names.split():
-                if getattr(args, name) is not None and not low <= getattr(args, name) <= high:
-                    fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:g}")
+        for name, (low, high) in ((name, limit) for names, limit in limits.items() for name in names.split()):
+            if getattr(args, name) is not None and not low <= getattr(args, name) <= high:
+                fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:g}")
 
     def load_model(folder: Path, parts: Mapping[str, nn.Module]) -> None:
-        """Loads the parts of a run's model.pt."""
         state = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(state[name])
 
     def describe(metrics: Mapping[str, float]) -> str:
-        """An evaluation in one line."""
-        return "evaluation: " + ", ".join(f"{name} {value:.2f}" for name, value in metrics.items())
+        return "evaluation: " + ", ".join(f"{name.removeprefix('eval/')} {x:.2f}" for name, x in metrics.items())
 
     class Run:
         """The loop and the curves of a run, without checkpoints; the model is saved at the end, whatever ends it."""

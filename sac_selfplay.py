@@ -36,6 +36,7 @@ import math
 import random
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -50,10 +51,10 @@ from torch import Tensor
 
 from utils.cross_play import scripted_players
 from utils.evaluation import evaluate_run, log_table, score_policies, snapshot_table
-from utils.matches import Matches, swap_steps_of
-from utils.run import Run, fail, load_model, parse_args, parse_json, prepare, read_args, warn
+from utils.matches import Matches, turn_ends
+from utils.run import Run, fail, load_model, parse_args, parse_json, prepare, read_args
 from utils.snapshot_pool import SnapshotPool
-from utils.team_env import Team, TeamEnv, legal_actions, make_team_env
+from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_team_env, next_legal_actions
 
 # === Arguments ========================================================================================================
 
@@ -72,6 +73,8 @@ class Args:
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
     capture_video: bool = False  # record a game of the final policy against its best scripted opponent into videos/
     save_model: bool = True  # write model.pt with the last snapshots into the run folder at the end
+    upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
+    hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 250_000  # game steps between evaluations against the scripted players; 0: only at the end
     eval_games: int = 100  # games against each scripted player in an evaluation, half of them on either side
     cross_play_games: int = 64  # games of each pair in the table of all against all at the end; 0: no table
@@ -96,7 +99,7 @@ class Args:
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: strong ones more often
     swap_steps: int = 0  # ghost steps over all games between new opponents of a game; 0: new ones each game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn of team_change
-    team_change: int = 200_000  # learner steps of a turn; then the next role learns (asymmetric games)
+    team_change: int | None = None  # learner steps of a turn, then the next role learns; default: ten turns each
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
     replay_opponents: Literal["all", "window"] = "all"  # transitions to draw: all, or of opponents in the pool
     initial_elo: float = 1200.0  # initial rating
@@ -691,6 +694,7 @@ def main(args: Args) -> None:
     if args.capture_video:
         make_env(args, 1, render=True).close()  # a game that cannot be rendered is better known now than at the end
     env = make_env(args, args.num_games)
+    print(describe_teams(env))
     behaviors = list(dict.fromkeys(team.behavior for team in env.teams))
     total_steps = -(-args.total_timesteps // args.num_games) * args.num_games
     agents = {team.behavior: Agent(team, args).to(device) for team in env.teams}
@@ -706,15 +710,11 @@ def main(args: Args) -> None:
     pools = make_pools(args, agents, np.random.default_rng(args.seed))
     for behavior, pool in pools.items():
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
-    swap_steps = args.swap_steps
-    if args.swaps_per_turn is not None:
-        swap_steps = swap_steps_of(env.teams, args.team_change, args.swaps_per_turn)
-    matches = Matches(env.teams, args.num_games, pools, args.elo_k, swap_steps, args.learner_side)
-    run_steps = total_steps * len(env.teams[0].agents)
-    if len(behaviors) > 1 and args.team_change > run_steps:
-        turn, others = f"--team-change {args.team_change:,}", ", ".join(behaviors[1:])
-        warn(f"{turn} exceeds the run's {run_steps:,} learner steps, so {others} will not learn")
-    learner_steps, counters = dict.fromkeys(behaviors, 0), {"turn_started": 0}
+    change_at = turn_ends(env.teams, args.team_change, total_steps)
+    turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
+    rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps
+    matches = Matches(env.teams, args.num_games, pools, *rules)
+    learner_steps = dict.fromkeys(behaviors, 0)
     game_steps, num_updates = dict.fromkeys(behaviors, 0), dict.fromkeys(behaviors, 0)
 
     best_scripted = scripted_players(env)[-1].name
@@ -725,7 +725,7 @@ def main(args: Args) -> None:
     for behavior, optimizers in all_optimizers.items():
         parts["rest"] |= {f"{behavior}_{name}_optimizer": optimizer for name, optimizer in optimizers.items()}
     parts["rest"] |= {"matches": matches, "learner_steps": learner_steps, "game_steps": game_steps}
-    parts["rest"] |= {"num_updates": num_updates, "counters": counters}
+    parts["rest"] |= {"num_updates": num_updates}
     with Run(args, env, total_steps, stride=args.num_games, **parts) as run:
         gradients, finished_lengths = PLAIN, []
         for behavior, buffer in buffers.items() if args.compile else ():
@@ -757,7 +757,7 @@ def main(args: Args) -> None:
             learner_steps[learner] += int(valid.sum())
 
             # store
-            all_masks = [legal_actions(env, i) | result.over[:, None, None] for i in range(len(env.teams))]
+            all_masks = [next_legal_actions(env, i, result.over) for i in range(len(env.teams))]
             next_columns = result.rewards, result.final_obs, all_masks, result.terminations
             rewards, final_obs, next_masks, terminations = map(matches.of_learner, next_columns)
             run.check(observation=np.concatenate([learner_obs, final_obs], axis=-1)[None], reward=rewards[None])
@@ -769,9 +769,10 @@ def main(args: Args) -> None:
             # record, rate, next opponents
             games_length += 1
             for game in result.over.nonzero()[0]:
+                is_rated = game_steps[learner] - games_length[game] * args.num_games >= args.learning_starts
                 finished_lengths.append(games_length[game])
                 games_length[game] = 0.0
-                matches.finish(int(game), result.scores[game])
+                matches.finish(int(game), result.scores[game], is_rated)
 
             # update
             num_due = int(args.updates_per_step * (game_steps[learner] - args.learning_starts))
@@ -781,14 +782,14 @@ def main(args: Args) -> None:
                 num_updates[learner] += 1
 
             # snapshot, change team
-            is_turn_over = len(behaviors) > 1 and learner_steps[learner] - counters["turn_started"] >= args.team_change
+            next_learner = behaviors[bisect_right(change_at, global_step) % len(behaviors)]
+            is_turn_over = next_learner != learner and global_step < total_steps
             age = learner_steps[learner] - pools[learner].latest.step
             is_snapshot_due = age >= args.save_steps or (is_turn_over and age > 0)
             if is_snapshot_due:
                 pools[learner].add(agent.acting_weights(), learner_steps[learner], matches.rating)
             if is_turn_over:
-                matches.give_turn(behaviors[(behaviors.index(learner) + 1) % len(behaviors)])
-                counters["turn_started"] = learner_steps[matches.learner]
+                matches.give_turn(next_learner)
                 run.begin_anew()
             if is_snapshot_due and args.replay_opponents == "window":
                 opposing = [team.behavior for i, team in enumerate(env.teams) if i != matches.sides[0]]

@@ -1,6 +1,7 @@
 """Who beats whom: games between given players, the table of all against all, its ratings and its heat map."""
 
 import csv
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -97,7 +98,10 @@ def pairs_with_others(env: TeamEnv, players: Sequence[Player], num_own: int) -> 
 def record_video(
     env: TeamEnv, agents: Mapping[str, Any], first: Player, second: Player, seed: int, deterministic: bool, folder: Path
 ) -> None:
-    """Writes a game of the two players to folder/videos. The environment must have been made for rendering."""
+    """Writes a game of the two players to folder/videos, at the game's own speed, and prints the path.
+
+    The environment must have been made for rendering.
+    """
     from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
 
     (folder / "videos").mkdir(exist_ok=True)
@@ -105,8 +109,10 @@ def record_video(
     side = seatings(env, first, second)[0]
     seats = np.array([[int(t != side) for t in range(len(env.teams))]])
     play(env, agents, [first, second], seats, seed, deterministic, frames)
-    path = folder / "videos" / f"{first.behavior}-vs-{second.name}.mp4"
-    ImageSequenceClip(frames, fps=10).write_videofile(str(path), logger=None)
+    name = re.sub(r"[^\w.-]", "-", f"{first.behavior}-vs-{second.name}.mp4")
+    path = folder / "videos" / name
+    ImageSequenceClip(frames, fps=getattr(env, "render_fps", 10.0)).write_videofile(str(path), logger=None)
+    print(f"video: {path}")
 
 
 def play_pairs(

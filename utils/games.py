@@ -67,6 +67,7 @@ class DiscGame:
     drag: ClassVar[np.ndarray]  # (num_discs, 1), 1/s
     radius: ClassVar[float]  # of a disc
     max_steps: ClassVar[int] = 100
+    render_fps: ClassVar[float] = 1 / DT
 
     def __init__(self, num_games: int) -> None:
         self.num_games = num_games
@@ -192,7 +193,7 @@ class Sumo(DiscGame):
     """
 
     scripted = ("random", "charge", "centre")
-    scripted_by_team = (scripted, scripted)
+    scripted_by_team: tuple[tuple[str, ...], ...] = (scripted, scripted)
     acceleration = 1.75
     drag = np.ones((2, 1))
     sides = np.array(
@@ -277,7 +278,7 @@ class Pursuit(DiscGame):
         Team("evader", "evader", ("evader_0",), 13, 2, ()),
     )
     scripted = ("random", "chase", "flee")
-    scripted_by_team = (("random", "chase"), ("random", "flee"))
+    scripted_by_team: tuple[tuple[str, ...], ...] = (("random", "chase"), ("random", "flee"))
     acceleration = 1.5
     drag = np.array([[2.5], [2.5], [1.5]])  # top speeds 0.6 and 1
     radius = 0.08
