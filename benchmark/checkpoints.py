@@ -3,8 +3,8 @@
     python -m benchmark.checkpoints sac_continuous --env-id HalfCheetah-v5 --updates-per-step 0
     python -m benchmark.checkpoints ppo_continuous --env-id HalfCheetah-v5 --total-timesteps 300000
 
-Without updates SAC makes a million steps in minutes, and saves as many transitions as with them. What follows the script's
-name goes to the script.
+Without updates SAC makes a million steps in minutes, and saves as many transitions as with them. What follows the
+script's name goes to the script.
 """
 
 import importlib
@@ -41,7 +41,9 @@ def main(name: str, *words: str) -> None:
     (folder,) = folders
     size = sum(path.stat().st_size for path in folder.rglob("*") if "checkpoint" in str(path.relative_to(folder)))
     share = f"{sum(seconds):.2f} s in all, {sum(seconds) / total:.2%} of {total:.0f} s"
-    print(f"{len(seconds)} checkpoints, {share}, the longest {max(seconds):.2f} s; {size / 1e6:.1f} MB on disk at the end")
+    print(
+        f"{len(seconds)} checkpoints, {share}, the longest {max(seconds):.2f} s; {size / 1e6:.1f} MB on disk at the end"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Tables of self-play runs: final scores against the scripted players, when they were reached, and two sets of runs in games
-against each other.
+"""Tables of self-play runs: final scores against the scripted players, when they were reached, and two sets of runs in
+games against each other.
 
     python -m benchmark.selfplay scores runs/sumo__ppo_sumo__*
     python -m benchmark.selfplay versus --runs runs/sumo__ppo_sumo__* --against runs/sumo__ppo_sumo_latest__*
 
-Each run counts as one observation: means and 95% percentile-bootstrap intervals are over runs, or over the runs of both sets.
+Each run counts as one observation: means and 95% percentile-bootstrap intervals are over runs, or over the runs of both
+sets.
 """
 
 import csv
@@ -31,7 +32,9 @@ THRESHOLDS = {"random": 0.98, "charge": 0.8, "centre": 0.5}
 
 @dataclass
 class Scores:
-    """Final scores against each scripted player, and the seconds and steps after which a training evaluation first had them."""
+    """Final scores against each scripted player, and the seconds and steps after which a training evaluation first had
+    them.
+    """
 
     runs: tyro.conf.Positional[list[Path]]
     """run folders"""
@@ -98,7 +101,9 @@ def interval(values: np.ndarray, seed: int = 0) -> str:
 
 
 def first_times(run: Path) -> dict[str, tuple[float, int]]:
-    """For each scripted player the seconds since the first logged point, and the step, when the threshold was first reached."""
+    """For each scripted player the seconds since the first logged point, and the step, when the threshold was first
+    reached.
+    """
     events = EventAccumulator(str(run), size_guidance={"scalars": 0})
     events.Reload()
     start = min(events.Scalars(tag)[0].wall_time for tag in events.Tags()["scalars"])
@@ -167,7 +172,9 @@ def print_versus(args: Versus) -> None:
         make_games = partial(script.make_env, run_args)
         results = play_pairs(make_games, agents, players, pairs, args.games, 7_000_000, args.deterministic)
         scores = results.mean(1).reshape(len(ours), len(theirs))
-        print(f"{behavior}: {interval(scores)} over {len(ours)} x {len(theirs)} pairs of runs, {args.games} games a pair")
+        print(
+            f"{behavior}: {interval(scores)} over {len(ours)} x {len(theirs)} pairs of runs, {args.games} games a pair"
+        )
         names = [[run.name for run in sorted(runs)] for runs in (args.runs, args.against)]
         table = zip(itertools.product(*names), scores.flat, strict=True)
         rows += [[behavior, *pair, f"{score:.4f}"] for pair, score in table]
@@ -178,5 +185,7 @@ def print_versus(args: Versus) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path.cwd()))
-    command = tyro.cli(Annotated[Scores, tyro.conf.subcommand("scores")] | Annotated[Versus, tyro.conf.subcommand("versus")])
+    command = tyro.cli(
+        Annotated[Scores, tyro.conf.subcommand("scores")] | Annotated[Versus, tyro.conf.subcommand("versus")]
+    )
     print_scores(command) if isinstance(command, Scores) else print_versus(command)

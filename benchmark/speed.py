@@ -6,15 +6,15 @@
     python -m benchmark.speed --script ppo_selfplay.py sac_selfplay.py
 
 Every number comes from a process of its own that trains as its user would start it, on the same cores, with the same
-hyper-parameters (but that the libraries' learning rates do not fall, and that SBX's PPO does not clip values: neither takes
-time). Clocks are read after a warm-up and again after a fixed number of steps, at the same place of the loop, so
-start-up and compilation are left out. Scripts and libraries take turns: a machine that is shared gets faster and slower within
-minutes, and only ratios of neighbours mean anything. What is shown is the median over the rounds, with the least and the
-greatest.
+hyper-parameters (but that the libraries' learning rates do not fall, and that SBX's PPO does not clip values: neither
+takes time). Clocks are read after a warm-up and again after a fixed number of steps, at the same place of the loop, so
+start-up and compilation are left out. Scripts and libraries take turns: a machine that is shared gets faster and slower
+within minutes, and only ratios of neighbours mean anything. What is shown is the median over the rounds, with the least
+and the greatest.
 
-The limit is what the machine takes for nothing but the work that no other code could leave out: the matrix products of the
-networks' forward and backward passes, one after another on arrays that are there already, and the steps of the environment.
-On a GPU, which works on by itself, a part's time is what the processor spends in it.
+The limit is what the machine takes for nothing but the work that no other code could leave out: the matrix products of
+the networks' forward and backward passes, one after another on arrays that are there already, and the steps of the
+environment. On a GPU, which works on by itself, a part's time is what the processor spends in it.
 """
 
 import csv
@@ -66,8 +66,9 @@ class Args:
     threads: int = 1
     """cores that a process may use, and its threads"""
     steps: int | None = None
-    """steps over all environments between the two readings of the clocks, PPO's rounded up to whole rollouts; if not given,
-    what takes some ten seconds"""
+    """steps over all environments between the two readings of the clocks, PPO's rounded up to whole rollouts; if not
+    given, what takes some ten seconds
+    """
     cuda: bool = False
     """let scripts and libraries use the GPU if there is one"""
     output: Path | None = None
@@ -86,7 +87,9 @@ class Case:
 
 
 def make_case(script: str, args: Args) -> Case:
-    """A case of default settings, but: PPO's rollouts are long and its epochs all done, SAC learns soon, a pool has eight."""
+    """A case of default settings, but: PPO's rollouts are long and its epochs all done, SAC learns soon, a pool has
+    eight.
+    """
     flags = ["--no-track", "--eval-freq", "0", "--checkpoint-freq", "0", "--cuda" if args.cuda else "--no-cuda"]
     if script.endswith("_continuous.py"):
         flags += ["--env-id", args.env_id, "--num-envs", str(args.num_envs)]
@@ -106,7 +109,10 @@ def make_case(script: str, args: Args) -> Case:
         warmup, steps = 20_000, 40_000
         flags += ["--window", "8", "--save-steps", "2000", "--play-against-latest-model-ratio", "0"]
     steps = -(-(args.steps or steps) // unit) * unit
-    flags += ["--total-timesteps", str(10 * (warmup + steps))]  # more than are measured; the end of annealing changes no speed
+    flags += [
+        "--total-timesteps",
+        str(10 * (warmup + steps)),
+    ]  # more than are measured; the end of annealing changes no speed
     return Case(tuple(flags), warmup, steps)
 
 
@@ -166,7 +172,9 @@ class Clocks:
 
 
 def measure_script(name: str, case: Case, began: float) -> dict[str, float]:
-    """Seconds a step of a script as it is, in all and by parts, and from the process's start to its first step and update."""
+    """Seconds a step of a script as it is, in all and by parts, and from the process's start to its first step and
+    update.
+    """
     script: Any = importlib.import_module(Path(name).stem)
     clocks = Clocks(case.warmup, case.steps)
     script.update = clocks.timed("update", script.update)
@@ -263,8 +271,8 @@ def measure_library(library: str, name: str, case: Case, args: Args) -> dict[str
 def mlp_products(rows: int, widths: tuple[int, ...], copies: int, weights: bool, inputs: bool) -> list[Product]:
     """The matrix products of a pass of `rows` through `copies` networks at once, and of its gradients.
 
-    The forward pass takes one a layer. Gradients of the weights take another one a layer, and those of a layer's input one
-    more: of all layers if `inputs` are wanted, otherwise, for the weights, of all but the first.
+    The forward pass takes one a layer. Gradients of the weights take another one a layer, and those of a layer's input
+    one more: of all layers if `inputs` are wanted, otherwise, for the weights, of all but the first.
     """
     products: list[Product] = []
     for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
@@ -282,7 +290,10 @@ def update_products(name: str, ours: Any, obs_dim: int, action_dim: int) -> list
         both = [(obs_dim, 64, 64, action_dim), (obs_dim, 64, 64, 1)]
         return [p for widths in both for p in mlp_products(ours.minibatch_size, widths, 1, weights=True, inputs=False)]
     products = partial(mlp_products, ours.batch_size)
-    actor, critic = (obs_dim, 256, 256, 2 * action_dim), (obs_dim + action_dim, 256, 256)  # its last layer is a mere sum
+    actor, critic = (
+        (obs_dim, 256, 256, 2 * action_dim),
+        (obs_dim + action_dim, 256, 256),
+    )  # its last layer is a mere sum
     target = products(actor, 1, weights=False, inputs=False) + products(critic, 2, weights=False, inputs=False)
     critics_step = products(critic, 2, weights=True, inputs=False)
     actor_step = products(actor, 1, weights=True, inputs=False) + products(critic, 2, weights=False, inputs=True)
@@ -402,7 +413,9 @@ def describe(script: str, results: dict[str, list[dict[str, float]]], args: Args
     for library in args.against if script.endswith("_continuous.py") else ():
         theirs = results[library]
         speed = middle([1 / x["wall"] for x in theirs], ",.0f")
-        ratios = [middle([y[key] / x[key] for x, y in zip(ours, theirs, strict=True)], ".2f") for key in ("wall", "processor")]
+        ratios = [
+            middle([y[key] / x[key] for x, y in zip(ours, theirs, strict=True)], ".2f") for key in ("wall", "processor")
+        ]
         rows.append(f"| {library} | {speed} | {' | '.join(ratios)} |")
     parts = [[x.get(part, 0.0) / x["wall"] for x in ours] for part in ("environment", "acting", "replay", "update")]
     shares = [f"{median(part):.0%}" for part in parts]
@@ -451,7 +464,10 @@ def main(args: Args) -> None:
     lines = [f"{', '.join(where)}, {args.rounds} rounds: median (least to greatest)", ""]
     lines += ["| | steps/s | wall time, times ours | processor time, times ours |", "|---|---|---|---|"]
     lines += [row for rows, _, _ in described for row in rows]
-    lines += ["", "| share of the wall time | environment | acting | replay | update | products alone | environment alone |"]
+    lines += [
+        "",
+        "| share of the wall time | environment | acting | replay | update | products alone | environment alone |",
+    ]
     lines += ["|---|---|---|---|---|---|---|", *(parts for _, parts, _ in described)]
     lines += ["", "| seconds from the process's start to | first step | first update |", "|---|---|---|"]
     lines += [starts for _, _, starts in described]

@@ -1,6 +1,6 @@
 """Runs scripts on tasks with seeds, each run a process of its own, and goes on where it was cut off.
 
-    python -m benchmark.sweep --script ppo_continuous.py --env-ids Hopper-v5 Walker2d-v5 --workers 2 -- --total-timesteps 200000
+    python -m benchmark.sweep --script ppo_continuous.py --env-ids Hopper-v5 Ant-v5 -- --total-timesteps 200000
 
 What follows `--` goes to the scripts unchanged. All that a sweep makes is in its folder:
 
@@ -9,16 +9,17 @@ What follows `--` goes to the scripts unchanged. All that a sweep makes is in it
     logs/           what each run printed
     runs/           the run folders
 
-The same command again skips what has finished, resumes what was cut off or failed, and runs what is missing; with more tasks or
-seeds it runs these, too. Nothing depends on the sweep's memory: each run has a process of its own (`--job`) that writes the
-run's journal and locks it, and the script inherits the lock. So whatever was killed, a run that lives is waited for, and is
-never started twice.
+The same command again skips what has finished, resumes what was cut off or failed, and runs what is missing; with more
+tasks or seeds it runs these, too. Nothing depends on the sweep's memory: each run has a process of its own (`--job`)
+that writes the run's journal and locks it, and the script inherits the lock. So whatever was killed, a run that lives
+is waited for, and is never started twice.
 
-Of a script it asks for --env-id, --exp-name and --seed; that it writes runs/{env_id}__{exp_name}__{seed}__{timestamp}, where
---resume FOLDER goes on from checkpoint.pt, or refuses with the words of NOTHING_LEFT or UNREADABLE; that SIGTERM makes it write
-a checkpoint and end; and exit statuses: 0 finished, 1 failed, 2 bad arguments.
+Of a script it asks for --env-id, --exp-name and --seed; that it writes runs/{env_id}__{exp_name}__{seed}__{timestamp},
+where --resume FOLDER goes on from checkpoint.pt, or refuses with the words of NOTHING_LEFT or UNREADABLE; that SIGTERM
+makes it write a checkpoint and end; and exit statuses: 0 finished, 1 failed, 2 bad arguments.
 
-The sweep's own exit status: 0 all runs finished, 1 a run failed, 2 bad arguments, 130 or 143 stopped by Ctrl-C or SIGTERM.
+The sweep's own exit status: 0 all runs finished, 1 a run failed, 2 bad arguments, 130 or 143 stopped by Ctrl-C or
+SIGTERM.
 """
 
 import fcntl
@@ -60,7 +61,8 @@ PROGRESS_SECONDS = 60.0  # between two reports of what is running, where there i
 
 @dataclass
 class Args:
-    """Runs scripts on tasks with seeds: --script ppo_continuous.py --env-ids Hopper-v5 Walker2d-v5 -- --total-timesteps 200000
+    """Runs scripts on tasks with seeds: --script ppo_continuous.py --env-ids Hopper-v5 Walker2d-v5 -- --total-timesteps
+    200000
 
     What follows -- goes to the scripts unchanged. The same command again goes on from where the last one was cut off.
     """
@@ -84,8 +86,9 @@ class Args:
     dry_run: bool = False
     """start nothing: print the state and the next command of each run and, with --launcher slurm, the array job"""
     launcher: Literal["local", "slurm", "ray"] = "local"
-    """on this machine, as an array job of Slurm, or on the Ray cluster of RAY_ADDRESS, or of this machine if that is not set;
-    all nodes must see the scripts and the folder"""
+    """on this machine, as an array job of Slurm, or on the Ray cluster of RAY_ADDRESS, or of this machine if that is
+    not set; all nodes must see the scripts and the folder
+    """
     sbatch_args: str = ""
     """with --launcher slurm: options of sbatch in one string, such as "--partition=gpu --gpus=1 --time=12:00:00" """
     job: int | None = None
@@ -127,7 +130,9 @@ class Job:
 
 @dataclass
 class Process:
-    """A run's process, wherever it is. `poll` gives its exit status or None; `stop` stops the run, and kills it if repeated."""
+    """A run's process, wherever it is. `poll` gives its exit status or None; `stop` stops the run, and kills it if
+    repeated.
+    """
 
     poll: Callable[[], int | None]
     stop: Callable[[], object]
@@ -173,7 +178,9 @@ def make_jobs(args: Args, extra: Sequence[str]) -> list[Job]:
     runs = product(range(args.first_seed, args.first_seed + args.num_seeds), args.env_ids, scripts)
     jobs = [Job(script, env_id, name, seed, tuple(extra), folder) for seed, env_id, (script, name) in runs]
     if not jobs or len({job.name for job in jobs}) < len(jobs):
-        fail("--script and --env-ids take one or more each, whose names differ (and --exp-name takes a single --script)")
+        fail(
+            "--script and --env-ids take one or more each, whose names differ (and --exp-name takes a single --script)"
+        )
     if args.job is not None and not 0 <= args.job < len(jobs):
         fail(f"--job takes an integer from 0 to {len(jobs) - 1}, not {args.job}")
     return jobs
@@ -189,7 +196,9 @@ def lock(file: IO[str]) -> bool:
 
 
 def last_record(job: Job) -> dict[str, Any]:
-    """The newest whole record of a run's journal: "command", and "exit" and "run" (its folder) if it has ended; or nothing."""
+    """The newest whole record of a run's journal: "command", and "exit" and "run" (its folder) if it has ended; or
+    nothing.
+    """
     for line in reversed(job.journal.read_text().splitlines() if job.journal.exists() else []):
         with suppress(ValueError):
             return json.loads(line)
@@ -204,7 +213,9 @@ def next_command(job: Job) -> list[str]:
     last = last_record(job)
     if last.get("exit") == 0 and (job.folder / last["run"]).is_dir():
         return []
-    runs = [run for run in find_runs(job) if (run / "checkpoint.pt").exists() or (run / "checkpoint.previous.pt").exists()]
+    runs = [
+        run for run in find_runs(job) if (run / "checkpoint.pt").exists() or (run / "checkpoint.previous.pt").exists()
+    ]
     is_refused = last.get("exit") == 2 and "--resume" in last["command"]
     if not runs or (is_refused and any(UNREADABLE in line for line in read_log(job))):
         return job.command
@@ -231,7 +242,8 @@ def state_of(job: Job) -> str:
 
 
 def run_job(job: Job) -> int:
-    """Starts or resumes a run, unless it has finished, and waits for its end. Returns its exit status, 128 + n for signal n.
+    """Starts or resumes a run, unless it has finished, and waits for its end. Returns its exit status, 128 + n for
+    signal n.
 
     Waits first until no other process has the run. The first signal stops the run, the second one kills it.
     """
@@ -245,7 +257,9 @@ def run_job(job: Job) -> int:
             return 0
         record = {"time": utc_now(), "host": platform.node(), "command": command}
         record |= {"sha256": hash_of(job.script), **commit_of(job.script)}
-        print(f"\n{json.dumps(record)}", file=journal, flush=True)  # on a line of its own, even if a full disk cut off the last
+        print(
+            f"\n{json.dumps(record)}", file=journal, flush=True
+        )  # on a line of its own, even if a full disk cut off the last
         print(f"$ {shlex.join(command)}", file=log, flush=True)
         null, keep = subprocess.DEVNULL, [journal.fileno()]
         try:
@@ -286,14 +300,18 @@ def hash_of(script: Path) -> str:
 
 
 def commit_of(script: Path) -> dict[str, Any]:
-    """Commit of a script's repository, and whether a file of it is changed since; both None where there is no repository."""
+    """Commit of a script's repository, and whether a file of it is changed since; both None where there is no
+    repository.
+    """
     git = "git", "-C", str(script.parent)
     commit = output_of(*git, "rev-parse", "HEAD") or None
     return {"commit": commit, "dirty": bool(output_of(*git, "status", "--porcelain", "-uno")) if commit else None}
 
 
 def find_gpus() -> list[str]:
-    """The GPUs that CUDA_VISIBLE_DEVICES names, or else all of this machine, or their parts where they are divided (MIG)."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names, or else all of this machine, or their parts where they are divided
+    (MIG).
+    """
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
     listing = output_of("nvidia-smi", "-L")
@@ -351,7 +369,9 @@ def read_log(job: Job) -> list[str]:
 
 
 def read_progress(job: Job) -> dict[str, str]:
-    """What the newest line of the form `step 1 of 3, 2 steps/s, scores` says, or the scores of the evaluation at the end."""
+    """What the newest line of the form `step 1 of 3, 2 steps/s, scores` says, or the scores of the evaluation at the
+    end.
+    """
     for line in reversed(read_log(job)):
         if line.startswith(("evaluation: ", "scores: ")):
             return {"scores": line.partition(", length")[0]}
@@ -367,7 +387,15 @@ def make_table(states: Mapping[Job, str], height: int) -> Table:
     """As many runs as fit into a terminal of this height, those first that run or failed; below them a count of all."""
     order = ("running", "failed", "stopped", "waiting", "finished")
     table = Table(
-        "run", "state", "step", "steps/s", Column("return", ratio=1), "left", expand=True, box=None, padding=(0, 1, 0, 0)
+        "run",
+        "state",
+        "step",
+        "steps/s",
+        Column("return", ratio=1),
+        "left",
+        expand=True,
+        box=None,
+        padding=(0, 1, 0, 0),
     )
     table.caption = count_states(states)
     for column in table.columns:
@@ -396,9 +424,13 @@ def job_command(args: Args, job: Job, index: str) -> str:
 
 
 def connect_local(jobs: Sequence[Job], args: Args) -> Start:
-    """Returns what starts a run's process on this machine, beyond the terminal's Ctrl-C, with its share of cores and GPUs."""
+    """Returns what starts a run's process on this machine, beyond the terminal's Ctrl-C, with its share of cores and
+    GPUs.
+    """
     gpus = [] if "--no-cuda" in jobs[0].extra else find_gpus()
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1  # that this process may use
+    cores = (
+        len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    )  # that this process may use
     if gpus and args.workers > len(gpus) * args.runs_per_gpu:
         fail(f"--workers takes at most the number of GPUs times --runs-per-gpu, {len(gpus) * args.runs_per_gpu}")
 
@@ -473,7 +505,11 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start) -> int:
                     process = Process(lambda: 126, lambda: None)
                 running[worker], states[job] = (job, process), "running"
             if handled < len(signals):
-                say(f"killing {len(running)} runs" if handled else f"stopping {len(running)} runs; Ctrl-C once more kills them")
+                say(
+                    f"killing {len(running)} runs"
+                    if handled
+                    else f"stopping {len(running)} runs; Ctrl-C once more kills them"
+                )
                 for _, process in running.values():
                     process.stop()
                 handled += 1
@@ -506,7 +542,9 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start) -> int:
 
 
 def submit(jobs: Sequence[Job], args: Args) -> int:
-    """Hands Slurm an array job of all runs that neither have finished nor are running, or prints it. Returns the status."""
+    """Hands Slurm an array job of all runs that neither have finished nor are running, or prints it. Returns the
+    status.
+    """
     folder, names = jobs[0].folder, dict.fromkeys(job.exp_name for job in jobs)
     indices = [str(i) for i, job in enumerate(jobs) if state_of(job) not in ("finished", "running")]
     if not indices:
@@ -557,7 +595,9 @@ def main(argv: list[str]) -> int:
         if args.launcher == "slurm":
             launch = partial(submit, jobs, args)
         else:
-            launch = partial(run_all, jobs, args, connect_ray(args) if args.launcher == "ray" else connect_local(jobs, args))
+            launch = partial(
+                run_all, jobs, args, connect_ray(args) if args.launcher == "ray" else connect_local(jobs, args)
+            )
         write_manifest(entries, jobs, argv)
         return launch()
 
