@@ -300,7 +300,7 @@ def test_warning_of_swaps_within_a_game(
     """Said once, with the numbers: eight opponents that each play a game of some steps."""
     train_selfplay(selfplay, swap_steps=9, total_timesteps=2048)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: --swap-steps of 9 steps of opponents' agents are shorter than one game (8 such agents in")
+    assert line.startswith("warning: --swap-steps 9 is less than the opponents' steps in one game (8 agents of opponents,")
     train_selfplay(selfplay, swap_steps=10_000, total_timesteps=2048)
     train_selfplay(selfplay, total_timesteps=2048)
     assert capsys.readouterr().err == ""

@@ -25,7 +25,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import ppo_selfplay
 import sac_selfplay
 from utils.games import Pursuit
-from utils.snapshot_pool import Matches
+from utils.matches import Matches
 from utils.team_env import Team, TeamEnv, TeamStep, legal_actions, make_team_env
 
 ROOT = Path(__file__).parent.parent

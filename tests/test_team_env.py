@@ -11,13 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 import toy_games
+import vector_game
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Space, Tuple
 from pettingzoo.classic.rps import rps
 from pettingzoo.utils.conversions import turn_based_aec_to_parallel
 from pettingzoo.utils.env_logger import EnvLogger
 from toy_games import DUEL, Plan, Spaces
 
-from utils.team_env import PettingZooGames, Team, TeamEnv, legal_actions, make_team_env, make_teams, name_teams, play_games
+from utils.team_env import (
+    PettingZooGames,
+    Team,
+    TeamEnv,
+    legal_actions,
+    make_team_env,
+    make_teams,
+    name_teams,
+    play_games,
+)
 
 OBS = Box(-np.inf, np.inf, (4,))
 TWO_ON_ONE: Spaces = {agent: (OBS, Discrete(2)) for agent in ("red_0", "red_1", "blue_0")}
@@ -72,7 +82,9 @@ def test_names_of_agents_make_teams(agents: list[str], teams: dict[str, tuple[st
 def test_flags_override_names() -> None:
     """--teams groups the agents, with one policy if all are alike; --symmetric has the last word."""
 
-    def behaviors(agents: list[str], teams: dict[str, list[str]] | None, symmetric: bool | None) -> list[tuple[str, str]]:
+    def behaviors(
+        agents: list[str], teams: dict[str, list[str]] | None, symmetric: bool | None
+    ) -> list[tuple[str, str]]:
         env = toy_games.parallel_env({agent: (OBS, Discrete(2)) for agent in agents})
         return [(team.name, team.behavior) for team in make_teams("toy", env, teams, symmetric)]
 
@@ -118,11 +130,20 @@ BAD_SPACES: list[tuple[Spaces, str]] = [
     ({"a": (OBS, Discrete(2)), "b": (OBS, Box(-np.inf, 1.0, (2,)))}, "finite bounds, and those of b are Box"),
     ({"a": (OBS, Box(0, 5, (2,), np.int64)), "b": (OBS, Discrete(2))}, "Box of real numbers"),
     ({"a": (OBS, Tuple([Discrete(2)])), "b": (OBS, Discrete(2))}, "those of a are Tuple"),
-    ({"a": (Sequence(OBS), Discrete(2)), "b": (OBS, Discrete(2))}, "observations that flatten to a vector, and those of a"),
+    (
+        {"a": (Sequence(OBS), Discrete(2)), "b": (OBS, Discrete(2))},
+        "observations that flatten to a vector, and those of a",
+    ),
     ({"a_0": (OBS, Discrete(2)), "a_1": (OBS, Box(-1, 1, (2,))), "b": (OBS, Discrete(2))}, "and a is of both"),
-    ({"p_0": (OBS, Discrete(2)), "p_1": (OBS, Discrete(3))}, r"--symmetric no: .*p_0 has .*\(2,\).* and p_1 has .*\(3,\)"),
+    (
+        {"p_0": (OBS, Discrete(2)), "p_1": (OBS, Discrete(3))},
+        r"--symmetric no: .*p_0 has .*\(2,\).* and p_1 has .*\(3,\)",
+    ),
     ({"p_0": (OBS, Discrete(2)), "p_1": (Discrete(9), Discrete(2))}, "--symmetric no"),
-    ({f"S?team={t}": (OBS, Discrete(2 + t // 2)) for t in range(3)}, "--symmetric no: .*and S.team=0 has .* and S.team=2 has"),
+    (
+        {f"S?team={t}": (OBS, Discrete(2 + t // 2)) for t in range(3)},
+        "--symmetric no: .*and S.team=0 has .* and S.team=2 has",
+    ),
 ]
 
 
@@ -143,7 +164,11 @@ def test_bad_spaces_are_refused(spaces: Spaces, message: str) -> None:
 @pytest.mark.parametrize(
     ("env_id", "kwargs", "message"),
     [
-        ("no_such_game", {}, "neither sumo nor pursuit nor a module.*ModuleNotFoundError: No module named 'no_such_game'"),
+        (
+            "no_such_game",
+            {},
+            "neither sumo nor pursuit nor a module.*ModuleNotFoundError: No module named 'no_such_game'",
+        ),
         ("", {}, "neither sumo nor pursuit"),
         ("..up", {}, "neither sumo nor pursuit"),
         ("broken_game", {}, "neither sumo.*RuntimeError: in two lines"),
@@ -204,6 +229,46 @@ def test_built_in_games() -> None:
         make_team_env("pursuit", 2, symmetric=True)
     with pytest.raises(ValueError, match="^sumo takes no --teams"):
         make_team_env("sumo", 2, teams={"a": ["left_0"], "b": ["right_0"]})
+
+
+# --- a user's own vectorised game ---
+
+
+def test_a_vectorised_game_by_its_name() -> None:
+    """A class or a function, with its arguments; the built-in games have such names, too."""
+    env = make_team_env("vector_game:Auction", 5, {"rounds": 2}, symmetric=False)
+    assert isinstance(env, vector_game.Auction)
+    assert [(team.name, team.behavior) for team in env.teams] == [("east", "east"), ("west", "west")]
+    assert make_team_env("vector_game:make", 2).teams[0].behavior == "bidder"
+    scores = play_games(env, lambda team, obs: env.scripted_actions(["high", "random"][team], team), 0)
+    assert (scores[:, 0] == 2.0).all()
+    assert (scores[:, 1] < 2.0).all()
+    assert type(make_team_env("utils.games:Sumo", 2)) is type(make_team_env("sumo", 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "message"),
+    [
+        ("Auction", "num_games", "num_games is 3, and 2 were asked for"),
+        ("Auction", "teams", "teams must be two or more of utils.team_env.Team"),
+        ("Auction", "scripted", "scripted_by_team must have names for each team, random among them"),
+        ("Auction", "obs", r"reset must give arrays of .*\(2, 1, 2\).* not .*\(2, 1, 1\)"),
+        ("Auction", "alive", "alive must give arrays of"),
+        ("Auction", "masks", "action_masks must have 2 items, one a team, not 1"),
+        ("Auction", "mask shape", "action_masks must give arrays of"),
+        ("Auction", "reset", "KeyError: 'nothing there'"),
+        ("Auction", "render", "TypeError: it renders no array"),
+        ("not_a_game", None, "a TeamEnv has num_games, teams, .*, and this object has not"),
+        ("nobody", None, "neither sumo nor pursuit nor a module that can be imported: AttributeError"),
+        ("", None, "neither sumo nor pursuit"),
+    ],
+)
+def test_a_vectorised_game_is_checked_when_it_is_made(name: str, fault: str | None, message: str) -> None:
+    """One sentence says what is missing."""
+    kwargs = {} if fault is None else {"fault": fault}
+    with pytest.raises(ValueError, match=f"^vector_game:{name} .*{message}") as refusal:
+        make_team_env(f"vector_game:{name}", 2, kwargs, render=True)
+    assert "\n" not in str(refusal.value)
 
 
 # --- arrays ---
@@ -283,7 +348,9 @@ def test_an_agent_that_leaves_early(end: str, lingers: bool) -> None:
 class Late(toy_games.Planned):
     """Its agent red_1 joins with the first step."""
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         observations, infos = super().reset(seed)
         self.agents.remove("red_1")
         return {agent: observations[agent] for agent in self.agents}, {}
@@ -366,7 +433,9 @@ def test_discrete_actions_and_observations_of_unequal_agents() -> None:
     assert [(t.obs_dim, t.action_dim, t.branches) for t in env.teams] == [(6, 2, (3, 4)), (7, 1, (2,))]
     game = env.envs[0]
     assert isinstance(game, toy_games.Planned)
-    game.observe = lambda agent: {"a": 2, "b": np.eye(2)} if agent == "blue_0" else toy_games.Planned.observe(game, agent)  # type: ignore[method-assign]
+    nested_obs = {"a": 2, "b": np.eye(2)}
+    observe = partial(toy_games.Planned.observe, game)
+    game.observe = lambda agent: nested_obs if agent == "blue_0" else observe(agent)  # type: ignore[method-assign]
     obs = env.reset(0)
     np.testing.assert_array_equal(obs[0][0, 0], [0, 1, 0, 0, 0, 0])  # Discrete observations are one-hot
     np.testing.assert_array_equal(obs[0][0, 1, [0, 1, 2, 4, 5]], [0, 0, 1, 0, 0])
@@ -386,8 +455,14 @@ def test_discrete_actions_and_observations_of_unequal_agents() -> None:
 def test_masks_from_info() -> None:
     """Of a Discrete as one array, of a MultiDiscrete one for each branch; where nothing is legal, the first action is."""
     spaces: Spaces = {"red_0": (OBS, Discrete(3)), "blue_0": (OBS, MultiDiscrete([2, 3]))}
-    first = {"red_0": {"action_mask": np.array([0, 1, 1], np.int8)}, "blue_0": {"action_mask": (np.array([0, 1]), [1, 0, 1])}}
-    later = {"red_0": {"info": {"action_mask": np.zeros(3)}}, "blue_0": {"info": {"action_mask": np.array([0, 0, 0, 0, 1])}}}
+    first = {
+        "red_0": {"action_mask": np.array([0, 1, 1], np.int8)},
+        "blue_0": {"action_mask": (np.array([0, 1]), [1, 0, 1])},
+    }
+    later = {
+        "red_0": {"info": {"action_mask": np.zeros(3)}},
+        "blue_0": {"info": {"action_mask": np.array([0, 0, 0, 0, 1])}},
+    }
     env = make_toy(spaces, [later, {}, {}], first_infos=first)
 
     def masks() -> list[list[int]]:
@@ -411,8 +486,14 @@ def test_masks_from_info() -> None:
     [
         ([{"red_0": {"reward": 5.0}, "blue_0": {"reward": 0.1}}, {"red_1": {"reward": -1.0}}], [2.0, 0.1]),
         ([{"red_0": {"reward": 5.0}}, {"red_1": {"info": {"outcome": 1}}}], [2.5, 0.0]),  # of one team only
-        ([{"blue_0": {"info": {"outcome": 7}}}, {"red_1": {"info": {"outcome": -1}}, "blue_0": {"reward": 1.0}}], [-1.0, 7.0]),
-        ([{"red_0": {"info": {"outcome": 1}}}, {a: {"info": {"outcome": 0}, "reward": 9.0} for a in TWO_ON_ONE}], [0.0, 0.0]),
+        (
+            [{"blue_0": {"info": {"outcome": 7}}}, {"red_1": {"info": {"outcome": -1}}, "blue_0": {"reward": 1.0}}],
+            [-1.0, 7.0],
+        ),
+        (
+            [{"red_0": {"info": {"outcome": 1}}}, {a: {"info": {"outcome": 0}, "reward": 9.0} for a in TWO_ON_ONE}],
+            [0.0, 0.0],
+        ),
         ([{a: {"reward": 0.1} for a in TWO_ON_ONE}, {}, {a: {"reward": 0.2} for a in TWO_ON_ONE}], [0.3, 0.3]),
     ],
 )
@@ -446,7 +527,11 @@ def test_three_teams() -> None:
         {"green_0": {"reward": -1.0}, "red_0": {"info": {"outcome": 5}}},
     ]
     teams = make_teams("toy", toy_games.parallel_env(TRIO), None, None)
-    assert [(team.name, team.agents) for team in teams] == [("red", ("red_0",)), ("blue", ("blue_0",)), ("green", ("green_0",))]
+    assert [(team.name, team.agents) for team in teams] == [
+        ("red", ("red_0",)),
+        ("blue", ("blue_0",)),
+        ("green", ("green_0",)),
+    ]
     env = PettingZooGames([toy_games.Planned(TRIO, plan), toy_games.Planned(TRIO, plan[:1] + outcomes)], teams)
     assert env.scripted_by_team == (("random",),) * 3
     obs = env.reset(0)
@@ -524,7 +609,10 @@ def test_random_players_are_uniform() -> None:
     """Over what is legal, or over [-1, 1]."""
     mask = {"action_mask": np.array([1, 0, 1, 1])}
     env = make_toy(
-        {"red_0": (OBS, Discrete(4)), "blue_0": (OBS, Box(3.0, 4.0, (2,)))}, [{}], num_games=2000, first_infos={"red_0": mask}
+        {"red_0": (OBS, Discrete(4)), "blue_0": (OBS, Box(3.0, 4.0, (2,)))},
+        [{}],
+        num_games=2000,
+        first_infos={"red_0": mask},
     )
     env.reset(0)
     counts = np.bincount(env.scripted_actions("random", 0).ravel(), minlength=4)
@@ -571,12 +659,15 @@ def test_mpe_games_are_those_that_pettingzoo_plays(name: str, continuous: bool) 
         step = env.step(actions)
         for i, game in enumerate(by_hand):
             chosen = {
-                agent: actions[t][i, k] / 2 + np.float32(0.5) if continuous else actions[t][i, k, 0] for t, k, agent in pairs
+                agent: actions[t][i, k] / 2 + np.float32(0.5) if continuous else actions[t][i, k, 0]
+                for t, k, agent in pairs
             }
             expected[i], rewards, _, truncations, _ = game.step(chosen)
             for t, k, agent in pairs:
                 np.testing.assert_allclose(step.rewards[t][i, k], rewards[agent], rtol=1e-5, atol=1e-6)
-                np.testing.assert_allclose(step.final_obs[t][i, k, : expected[i][agent].size], expected[i][agent], rtol=1e-5)
+                np.testing.assert_allclose(
+                    step.final_obs[t][i, k, : expected[i][agent].size], expected[i][agent], rtol=1e-5
+                )
                 assert step.truncations[t][i, k] == truncations[agent] == (now % 4 == 3)
                 returns[i, t] += rewards[agent] / len(env.teams[t].agents)
             if now % 4 == 3:
@@ -626,7 +717,10 @@ def test_connect_four_is_played_by_its_rules(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_unequal_agents_of_a_team() -> None:
     """Three kinds of agents are three teams, or two by --teams: a leader has 20 actions, the others of its team have 5."""
-    teams = {"hunters": ["leadadversary_0", "adversary_0", "adversary_1", "adversary_2"], "prey": ["agent_0", "agent_1"]}
+    teams = {
+        "hunters": ["leadadversary_0", "adversary_0", "adversary_1", "adversary_2"],
+        "prey": ["agent_0", "agent_1"],
+    }
     env = make_team_env("mpe2.simple_world_comm_v3", 2, {"max_cycles": 6})
     kinds = [(team.behavior, len(team.agents), team.branches) for team in env.teams]
     assert kinds == [("leadadversary", 1, (20,)), ("adversary", 3, (5,)), ("agent", 2, (5,))]

@@ -1,4 +1,4 @@
-"""Who beats whom: players in games against each other, the table of all against all, its ratings and its heat map."""
+"""Who beats whom: games between given players, the table of all against all, its ratings and its heat map."""
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
@@ -11,30 +11,33 @@ import numpy as np
 import torch
 
 from utils.elo import bootstrap_ratings, game_scores
-from utils.snapshot_pool import PolicyStack, Weights
+from utils.policy_stack import PolicyStack
+from utils.snapshot_pool import Weights
 from utils.team_env import TeamEnv, legal_actions, play_games
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_GAMES = 512  # that are stepped together
+MAX_GAMES = 512  # games that are stepped together
 
 
 @dataclass(frozen=True)
 class Player:
-    """Whoever can sit on the teams of a behaviour: a policy, or a scripted player."""
+    """A policy or a scripted player, for the teams of one behaviour."""
 
     name: str
-    """of the scripted player; any name of a policy"""
+    """name of the scripted player, or any name for a policy"""
     behavior: str
-    """whose teams it plays on"""
+    """the behaviour whose teams it plays on"""
     weights: Weights | None = field(default=None, repr=False)
-    """state dict of what acts; None is the scripted player of that name"""
+    """state dict of the actor; None: the scripted player of that name"""
 
 
 def scripted_players(env: TeamEnv) -> list[Player]:
-    """The game's scripted players, weakest first, each once for every behaviour that it can play."""
-    found = [(name, team.behavior) for team, names in zip(env.teams, env.scripted_by_team, strict=True) for name in names]
+    """The game's scripted players, weakest first: one for each behaviour that a name can play."""
+    found = [
+        (name, team.behavior) for team, names in zip(env.teams, env.scripted_by_team, strict=True) for name in names
+    ]
     return [Player(name, behavior) for name, behavior in dict.fromkeys(found)]
 
 
@@ -47,10 +50,11 @@ def play(
     deterministic: bool = False,
     frames: list[np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Plays a game for each row of seats (num_games, num_teams), which are indices of players; the scores have that shape.
+    """Plays one game for each row of `seats` and returns the scores; both are (num_games, num_teams).
 
-    agents are the modules, by behaviour, that act with the players' weights (see `PolicyStack`). Policies sample their actions
-    from a random stream of their own, or take the likeliest ones. `frames` receives the pictures of the first game.
+    `seats` holds indices of `players`. `agents` are the modules, by behaviour, that act with the players' weights (see
+    `PolicyStack`). Policies sample their actions from a random stream of their own, or take the most likely actions if
+    `deterministic`. `frames` receives the pictures of the first game.
     """
     generator = torch.Generator().manual_seed(seed)
     policies = {b: [i for i, p in enumerate(players) if p.behavior == b and p.weights is not None] for b in agents}
@@ -78,12 +82,14 @@ def play(
 def seatings(env: TeamEnv, first: Player, second: Player) -> list[int]:
     """The teams that the first player can take while the second takes all others."""
     behaviors = [team.behavior for team in env.teams]
-    wanted = [[first.behavior if u == t else second.behavior for u in range(len(behaviors))] for t in range(len(behaviors))]
+    wanted = [
+        [first.behavior if u == t else second.behavior for u in range(len(behaviors))] for t in range(len(behaviors))
+    ]
     return [t for t in range(len(behaviors)) if wanted[t] == behaviors]
 
 
 def pairs_with_others(env: TeamEnv, players: Sequence[Player], num_own: int) -> list[tuple[int, int]]:
-    """Each of the first `num_own` players with each of the others, where the one can take a team and the other the rest."""
+    """Each of the first `num_own` players with each later one, if one can take a team and the other all other teams."""
     pairs = [(i, j) for i in range(num_own) for j in range(num_own, len(players))]
     return [(i, j) for i, j in pairs if seatings(env, players[i], players[j])]
 
@@ -91,7 +97,7 @@ def pairs_with_others(env: TeamEnv, players: Sequence[Player], num_own: int) -> 
 def record_video(
     env: TeamEnv, agents: Mapping[str, Any], first: Player, second: Player, seed: int, deterministic: bool, folder: Path
 ) -> None:
-    """Writes a game of the two players, of an environment that renders one, to folder/videos."""
+    """Writes a game of the two players to folder/videos. The environment must have been made for rendering."""
     from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
 
     (folder / "videos").mkdir(exist_ok=True)
@@ -112,10 +118,11 @@ def play_pairs(
     seed: int,
     deterministic: bool = False,
 ) -> np.ndarray:
-    """The first one's scores (num_pairs, num_seeds) in each pair of players: 1 for a win, 0.5 for a draw, 0 for a loss.
+    """Plays each pair of players. Returns the first player's scores (num_pairs, num_seeds), from 0 to 1.
 
-    A score is the mean of the games from one seed, one for each side that the first player can take, so that neither the start
-    nor the side favours anyone; a pair plays num_games in all, rounded up. `make_env` makes an environment of so many games.
+    A score is the mean over the games of one seed: one game for each side that the first player can take. So neither
+    the start nor the side favours a player. A win is 1, a draw 0.5. Each pair plays `num_games`, rounded up to whole
+    seeds. `make_env(num_games)` makes an environment.
     """
     if not pairs:
         return np.empty((0, num_games))
@@ -135,20 +142,22 @@ def play_pairs(
             games = np.arange(start, start + env.num_games)
             inside = games < total
             results = game_scores(play(env, agents, players, seats[games % total], seed + start, deterministic))
-            scores[k, games[inside]] = np.nanmean(results[np.arange(env.num_games), first[games % total]], axis=1)[inside]
+            scores[k, games[inside]] = np.nanmean(results[np.arange(env.num_games), first[games % total]], axis=1)[
+                inside
+            ]
     env.close()
     return scores.mean(axis=0).reshape(len(pairs), num_seeds)
 
 
 @dataclass
 class CrossPlay:
-    """The table of all against all, with Bradley-Terry ratings and their 95% intervals."""
+    """The table of all against all, with Bradley-Terry ratings and their 95% confidence intervals."""
 
     players: list[Player]
     scores: np.ndarray
-    """(n, n, num_seeds): the row's scores against the column; nan where the two cannot meet"""
+    """(n, n, num_seeds): scores of row against column; nan where the two cannot meet"""
     games_per_score: int
-    """games that a score is the mean of"""
+    """number of games that a score is the mean of"""
     ratings: np.ndarray
     low: np.ndarray
     high: np.ndarray
@@ -156,30 +165,34 @@ class CrossPlay:
 
     @property
     def labels(self) -> list[str]:
-        """Names that tell all players apart."""
+        """A unique label for each player."""
         several = len({player.behavior for player in self.players}) > 1
         return [f"{player.behavior} {player.name}" if several else player.name for player in self.players]
 
     def text(self) -> str:
-        """The table in plain text: points of row against column in percent, then the rating and its interval."""
+        """The table as plain text: score of row against column in percent, then the rating and its interval."""
         means, labels = self.scores.mean(axis=2), self.labels
         width = max(map(len, labels))
         columns = [j for j in range(len(labels)) if not np.isnan(means[:, j]).all()]
         lines = [f"{'':{width}}" + "".join(f"{j:5d}" for j in columns) + "   rating [95% interval]"]
         for i, label in enumerate(labels):
             cells = "".join("    ." if np.isnan(means[i, j]) else f"{100 * means[i, j]:5.0f}" for j in columns)
-            lines.append(f"{label:{width}}{cells}   {self.ratings[i]:6.0f} [{self.low[i]:.0f}, {self.high[i]:.0f}]  ({i})")
+            lines.append(
+                f"{label:{width}}{cells}   {self.ratings[i]:6.0f} [{self.low[i]:.0f}, {self.high[i]:.0f}]  ({i})"
+            )
         return "\n".join(lines)
 
     def progress(self) -> dict[str, tuple[float, float]]:
-        """For each behaviour how its newest policy stands to the older ones: its mean score, and the worst case.
+        """For each behaviour, how its newest policy compares with the older ones: mean score and lowest score.
 
-        Where they can meet: the newest one's scores against each older one. Where they cannot, as two policies of one role:
-        half of 1 plus the difference of what the newest and the older one score against all others.
+        If they can meet, these are the newest policy's scores against each older one. Two policies of one role cannot
+        meet. Then the score is 1/2 plus half the difference between their mean scores against all others.
         """
         means, result = self.scores.mean(axis=2), {}
         for behavior in dict.fromkeys(player.behavior for player in self.players):
-            own = [i for i, player in enumerate(self.players) if player.behavior == behavior and player.weights is not None]
+            own = [
+                i for i, player in enumerate(self.players) if player.behavior == behavior and player.weights is not None
+            ]
             if len(own) > 1:
                 *older, newest = own
                 against = means[newest, older]
@@ -189,17 +202,16 @@ class CrossPlay:
         return result
 
     def report(self, folder: Path) -> None:
-        """Prints the table and what it says of forgetting, and writes it into a run folder, as numbers and as a heat map."""
-        print(f"cross-play: points of row against column in percent\n{self.text()}")
+        """Prints the table and the progress of each behaviour. Writes the table to a folder as CSV and heat map."""
+        print(f"cross-play: score of row against column in percent\n{self.text()}")
         for behavior, (mean, worst) in self.progress().items():
-            print(
-                f"{behavior}: the last snapshot scores {mean:.2f} on average against older ones, {worst:.2f} in the worst case"
-            )
+            against = f"{mean:.2f} on average against older ones, {worst:.2f} in the worst case"
+            print(f"{behavior}: the last snapshot scores {against}")
         self.write_csv(folder / "cross_play.csv")
         self.heat_map().savefig(folder / "cross_play.png", dpi=120)
 
     def write_csv(self, path: Path) -> None:
-        """A row a player: its rating, the interval, and its mean score against each of the others."""
+        """Writes one row per player: rating, interval, and mean score against each other player."""
         with path.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["player", "rating", "low", "high", *self.labels])
@@ -208,7 +220,7 @@ class CrossPlay:
                 writer.writerow([label, *(f"{x[i]:.1f}" for x in (self.ratings, self.low, self.high)), *means])
 
     def heat_map(self) -> "Figure":
-        """The table as a picture."""
+        """The table as a figure."""
         from matplotlib.figure import Figure
 
         means, labels, n = self.scores.mean(axis=2), self.labels, len(self.players)
@@ -218,8 +230,10 @@ class CrossPlay:
         for i, j in np.argwhere(~np.isnan(means)):
             axes.text(j, i, f"{100 * means[i, j]:.0f}", ha="center", va="center", fontsize=7)
         axes.set_xticks(range(n), labels, rotation=90)
-        axes.set_yticks(range(n), [f"{label}  ({rating:.0f})" for label, rating in zip(labels, self.ratings, strict=True)])
-        axes.set_title("points of row against column, percent (rating)")
+        axes.set_yticks(
+            range(n), [f"{label}  ({rating:.0f})" for label, rating in zip(labels, self.ratings, strict=True)]
+        )
+        axes.set_title("score of row against column in percent (rating)")
         figure.colorbar(image, shrink=0.8)
         return figure
 
@@ -232,19 +246,27 @@ def cross_play(
     seed: int,
     deterministic: bool = False,
 ) -> CrossPlay:
-    """Plays all players that can meet against each other, num_games a pair, by the rules of `play_pairs`.
+    """Plays all players against each other that can meet, `num_games` per pair, by the rules of `play_pairs`.
 
-    ValueError if no two can meet, as in a game of three roles, which no two players can fill.
+    Raises ValueError if no two players can meet, as in a game of three roles.
     """
     env = make_env(1)
-    sides = {pair: len(seatings(env, players[pair[0]], players[pair[1]])) for pair in combinations(range(len(players)), 2)}
-    pairs = [(i, j) if sides[i, j] else (j, i) for i, j in sides if sides[i, j] or seatings(env, players[j], players[i])]
+    sides = {
+        pair: len(seatings(env, players[pair[0]], players[pair[1]])) for pair in combinations(range(len(players)), 2)
+    }
+    pairs = [
+        (i, j) if sides[i, j] else (j, i) for i, j in sides if sides[i, j] or seatings(env, players[j], players[i])
+    ]
     if not pairs:
-        raise ValueError("cross-play takes players who can meet, one on a team and the other on all others, and no two can")
+        raise ValueError(
+            "cross-play takes players who can meet, one on a team and the other on all others, and no two can"
+        )
     games_per_score = len(seatings(env, players[pairs[0][0]], players[pairs[0][1]]))
     env.close()
     results = play_pairs(make_env, agents, players, pairs, num_games, seed, deterministic)
     scores = np.full((len(players), len(players), results.shape[1]), np.nan)
     for (i, j), result in zip(pairs, results, strict=True):
         scores[i, j], scores[j, i] = result, 1.0 - result
-    return CrossPlay(list(players), scores, games_per_score, *bootstrap_ratings(scores, games_per_score=games_per_score))
+    return CrossPlay(
+        list(players), scores, games_per_score, *bootstrap_ratings(scores, games_per_score=games_per_score)
+    )

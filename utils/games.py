@@ -1,14 +1,15 @@
 """Two games for self-play, each stepped hundreds at once in NumPy: Sumo (symmetric) and Pursuit (two against one).
 
-Discs move on a plane, pushed by forces that the players choose. Points, velocities and forces are complex numbers, x + iy: a
-turn by 180 degrees is then a minus sign, a length is `abs`, and the inner product of a and b is the real part of a * conj(b).
-The unit of length is the first ring's radius in Sumo and half the square's side in Pursuit, that of time is the second.
+Discs move on a plane under forces that the players choose. Positions, velocities and forces are complex numbers x + iy.
+A rotation by 180 degrees is then a minus sign, a length is `abs`, and the inner product of a and b is the real part of
+a * conj(b). The unit of length is the first ring's radius in Sumo and half the side of the square in Pursuit. The unit
+of time is the second.
 
     env = Sumo(num_games=256)
     obs_left, obs_right = env.reset(seed=1)
     step = env.step([env.scripted_actions("charge", team=0), env.scripted_actions("centre", team=1)])
 
-`parallel_env` gives one game as a PettingZoo environment.
+`parallel_env` makes one game as a PettingZoo environment.
 """
 
 from typing import Any, ClassVar, Literal
@@ -19,26 +20,26 @@ from pettingzoo import ParallelEnv
 
 from utils.team_env import Team, TeamStep
 
-DT = 0.1  # seconds of a step
+DT = 0.1  # seconds per step
 BRANCHES: dict[str, tuple[int, ...]] = {"box": (), "discrete": (9,), "multidiscrete": (3, 3)}
-# The forces of the discrete forms: MultiDiscrete's (i, j) pushes towards (i - 1, j - 1), and Discrete's 3 * i + j is the same.
+# Forces of discrete actions: (i, j) of MultiDiscrete pushes towards (i - 1, j - 1); 3 * i + j of Discrete is the same.
 PUSHES = np.array([[complex(x, y) / max(abs(complex(x, y)), 1) for y in (-1, 0, 1)] for x in (-1, 0, 1)]).ravel()
 
 IMAGE_SIZE = 400  # pixels
 PIXELS_PER_UNIT = 175
 _pixel = (np.arange(IMAGE_SIZE) - (IMAGE_SIZE - 1) / 2) / PIXELS_PER_UNIT
-PIXELS = _pixel - 1j * _pixel[:, None]  # where each pixel's centre lies on the plane; y points up
+PIXELS = _pixel - 1j * _pixel[:, None]  # position of each pixel's centre on the plane; y points up
 FLOOR, OUTSIDE, TIME_BAR = (244, 238, 222), (176, 170, 160), (70, 70, 70)
 TEAM_COLOURS = ((214, 73, 51), (44, 101, 176))
 
 
 def shorten(vectors: np.ndarray) -> np.ndarray:
-    """Vectors that are longer than 1, cut to length 1: a force is no stronger along a diagonal."""
+    """Cuts vectors longer than 1 to length 1, so that a force is no stronger along a diagonal."""
     return vectors / np.maximum(np.abs(vectors), 1)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors of length 1 in the same directions; zero stays zero."""
+    """Vectors of length 1 in the same directions. Zero stays zero."""
     return vectors / np.maximum(np.abs(vectors), 1e-9)
 
 
@@ -48,21 +49,21 @@ def coordinates(vectors: list[np.ndarray]) -> np.ndarray:
 
 
 def within(walls: float, points: np.ndarray) -> np.ndarray:
-    """Points moved into the square of half side `walls`, each coordinate for itself."""
+    """Clips both coordinates of points to [-walls, walls]."""
     return np.clip(points.real, -walls, walls) + 1j * np.clip(points.imag, -walls, walls)
 
 
 class DiscGame:
-    """What the two games share: forces and motion, the end of a game and the start of the next, scripted players, pictures.
+    """The common part of both games: forces, motion, restarts, scripted players, pictures.
 
-    A disc accelerates by `acceleration * force - drag * velocity`, so its top speed is `acceleration / drag`. Arrays of the
-    state have a row for each disc, in the order of the teams and their agents, and a column for each game.
+    A disc accelerates by `acceleration * force - drag * velocity`, so its top speed is `acceleration / drag`. Arrays of
+    the state have one row per disc, in the order of the teams and their agents, and one column per game.
     """
 
     teams: tuple[Team, ...]
     scripted: tuple[str, ...]  # all scripted players, weakest first
-    scripted_by_team: tuple[tuple[str, ...], ...]  # those that can play for a team
-    acceleration: ClassVar[float]  # by a force of length 1
+    scripted_by_team: tuple[tuple[str, ...], ...]  # those of each team
+    acceleration: ClassVar[float]  # for a force of length 1
     drag: ClassVar[np.ndarray]  # (num_discs, 1), 1/s
     radius: ClassVar[float]  # of a disc
     max_steps: ClassVar[int] = 100
@@ -74,44 +75,44 @@ class DiscGame:
         self.time = np.zeros(num_games, dtype=np.int64)  # in steps
         self.alive = [np.ones((num_games, len(team.agents)), dtype=bool) for team in self.teams]
         self.action_masks: list[np.ndarray | None] = [None for _ in self.teams]
-        self.restarts = True  # whether a new game begins where one has ended
+        self.restarts = True  # whether a game that ends starts again in the same step
 
     def time_left(self) -> np.ndarray:
-        """The part of the time limit that is left in each game, in [0, 1]."""
+        """Remaining share of the time limit in each game, in [0, 1]."""
         return 1 - self.time / self.max_steps
 
     def start(self, games: np.ndarray) -> None:
-        """Begins new games at these indices."""
+        """Starts new games at these indices."""
         raise NotImplementedError
 
     def judge(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lets discs bounce, and tells which games are over, (num_games,), and the score of each team, (2, num_games)."""
+        """Resolves contacts. Returns which games are over (num_games,) and the scores of the teams (2, num_games)."""
         raise NotImplementedError
 
     def observe(self, games: slice | np.ndarray) -> list[np.ndarray]:
-        """Each team's observations of these games, (games, team_size, obs_dim) float32, in new arrays."""
+        """Observations of these games, per team (games, team_size, obs_dim) float32, in new arrays."""
         raise NotImplementedError
 
     def ahead(self) -> np.ndarray:
-        """The x-axis of what each disc sees, in all games: vectors of length 1, (num_discs, num_games or 1)."""
+        """The x-axis of each disc's own frame: vectors of length 1, (num_discs, num_games or 1)."""
         return np.ones((len(self.drag), 1))
 
     def scripted_forces(self, name: str, team: int) -> np.ndarray:
-        """The forces of a scripted player other than random, as its discs see the plane: (team_size, num_games)."""
+        """Forces of a scripted player other than random, in its discs' own frames: (team_size, num_games)."""
         raise NotImplementedError
 
     def floor(self) -> np.ndarray:
-        """The part of each pixel that game 0's floor covers, in [0, 1]: (IMAGE_SIZE, IMAGE_SIZE)."""
+        """Share of each pixel that the floor of game 0 covers, in [0, 1]: (IMAGE_SIZE, IMAGE_SIZE)."""
         raise NotImplementedError
 
     def reset(self, seed: int) -> list[np.ndarray]:
-        """Begins all games. The random player has its own generator, so that asking for its actions changes no game."""
+        """Restarts all games. The random player has its own generator, so its actions do not affect the starts."""
         self.start_rng, self.player_rng = np.random.default_rng(seed).spawn(2)
         self.start(np.arange(self.num_games))
         return self.observe(slice(None))
 
     def step(self, actions: list[np.ndarray]) -> TeamStep:
-        """Plays a step of all games."""
+        """Steps all games."""
         self.velocity += DT * (self.acceleration * self.forces(actions) - self.drag * self.velocity)
         self.position += DT * self.velocity
         self.time += 1
@@ -127,13 +128,13 @@ class DiscGame:
         won = np.sign(scores[0] - scores[1]).astype(np.float32)  # 1, 0 or -1 for the first team
         sizes = [len(team.agents) for team in self.teams]
         rewards = [np.stack([sign * won] * size, axis=1) for sign, size in zip((1, -1), sizes, strict=True)]
-        # The time limit decides a game as much as its other ends do, and the players see the time: it truncates nothing.
+        # The time limit decides the game and the players observe the time, so it is a termination and no truncation.
         terminations = [np.stack([over] * size, axis=1) for size in sizes]
         truncations = [np.zeros_like(termination) for termination in terminations]
         return TeamStep(obs, final_obs, rewards, terminations, truncations, over, scores.T)
 
     def forces(self, actions: list[np.ndarray]) -> np.ndarray:
-        """The forces of all teams' actions on the plane, (num_discs, num_games)."""
+        """Forces on the plane for all teams' actions: (num_discs, num_games)."""
         numbers = np.concatenate(actions, axis=1)  # (num_games, num_discs, action_dim)
         branches = self.teams[0].branches
         if branches:
@@ -144,9 +145,11 @@ class DiscGame:
         return self.ahead() * forces.T
 
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
-        """A scripted player's actions in all games now, in the form `step` takes: discrete ones are nearest to its forces."""
+        """Actions of a scripted player in all games. Discrete actions are those nearest to its forces."""
         if name not in self.scripted_by_team[team]:
-            raise ValueError(f"{self.teams[team].name} are played by {', '.join(self.scripted_by_team[team])}, not by {name!r}")
+            raise ValueError(
+                f"{self.teams[team].name} are played by {', '.join(self.scripted_by_team[team])}, not by {name!r}"
+            )
         shape, branches = (self.num_games, len(self.teams[team].agents)), self.teams[team].branches
         if name == "random":
             if branches:
@@ -159,7 +162,7 @@ class DiscGame:
         return coordinates([forces]).astype(np.float32)
 
     def render(self) -> np.ndarray:
-        """Game 0 as (IMAGE_SIZE, IMAGE_SIZE, 3) uint8: a colour for each team, and a bar for the time left."""
+        """A picture of game 0 (IMAGE_SIZE, IMAGE_SIZE, 3) uint8: one colour per team, and a bar for the time left."""
         image = np.full((IMAGE_SIZE, IMAGE_SIZE, 3), OUTSIDE, dtype=np.float64)
         discs = iter(self.position[:, 0])
         layers = [(self.floor(), FLOOR)]
@@ -172,40 +175,44 @@ class DiscGame:
         return image.round().astype(np.uint8)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: the game holds no resources."""
 
 
 def coverage(depth: np.ndarray) -> np.ndarray:
-    """The part of a pixel that a shape covers whose edge is `depth` away from the pixel's centre: smooth edges."""
+    """Share of a pixel that a shape covers whose edge is `depth` from the pixel's centre. It makes edges smooth."""
     return np.clip(depth * PIXELS_PER_UNIT + 0.5, 0, 1)
 
 
 class Sumo(DiscGame):
-    """Two discs in a shrinking ring: the first to leave it loses, at the time limit the one farther from its centre.
+    """Two discs in a shrinking ring. The first to leave it loses; at the time limit, the one farther from its centre.
 
-    Each player looks at the other: what it sees and its forces are turned so that the other is straight ahead, on the x-axis.
-    So nothing depends on a direction of the plane, which a player would have to learn again for each; and as the start does not
-    change under a turn by 180 degrees and a swap of the players, the two sides are one: a player plays the same on either.
+    Each player's observations and forces are in its own frame, in which the other disc is on the x-axis. So a policy
+    need not learn each direction of the plane again. The distribution of starts does not change when the plane is
+    rotated by 180 degrees and the players are swapped. So the game is the same from both sides.
     """
 
     scripted = ("random", "charge", "centre")
     scripted_by_team = (scripted, scripted)
     acceleration = 1.75
     drag = np.ones((2, 1))
-    sides = np.array([[1.0], [-1.0]])  # the second disc's start is the first one's, turned by 180 degrees
+    sides = np.array(
+        [[1.0], [-1.0]]
+    )  # the second disc starts where the first one would after a rotation by 180 degrees
     radius = 0.15
     last_ring = 0.2  # radius of the ring at the time limit
-    stiffness, damping = 8.0, 4.0  # the forces of the scripted player centre for a distance of 1 and for a speed of 1
+    stiffness, damping = 8.0, 4.0  # of the scripted player centre: force at distance 1, force at speed 1
 
     def __init__(self, num_games: int, actions: Literal["box", "discrete", "multidiscrete"] = "box") -> None:
         if actions not in BRANCHES:
             raise ValueError(f"actions must be one of {', '.join(BRANCHES)}, not {actions!r}")
         branches = BRANCHES[actions]
-        self.teams = tuple(Team(name, "sumo", (f"{name}_0",), 11, len(branches) or 2, branches) for name in ("left", "right"))
+        self.teams = tuple(
+            Team(name, "sumo", (f"{name}_0",), 11, len(branches) or 2, branches) for name in ("left", "right")
+        )
         super().__init__(num_games)
 
     def ring(self) -> np.ndarray:
-        """The ring's radius in each game; it shrinks from 1 at an even pace."""
+        """Radius of the ring in each game. It shrinks linearly from 1 to `last_ring`."""
         return self.last_ring + (1 - self.last_ring) * self.time_left()
 
     def start(self, games: np.ndarray) -> None:
@@ -218,24 +225,28 @@ class Sumo(DiscGame):
     def judge(self) -> tuple[np.ndarray, np.ndarray]:
         self.collide()
         distance = np.abs(self.position)
-        # One rule for all ends: a disc outside is farther out than one inside.
+        # The score also tells who left the ring: a disc outside is farther from the centre than one inside.
         return (distance.max(axis=0) > self.ring()) | (self.time >= self.max_steps), -distance
 
     def collide(self) -> None:
-        """Elastic collisions of equal masses: discs that meet swap their velocities along the line between their centres."""
+        """Elastic collisions of equal masses: two discs swap their velocities along the line between their centres."""
         gap = np.abs(self.position[1] - self.position[0])
         games = np.flatnonzero(gap < 2 * self.radius)
         normal = unit(self.position[1, games] - self.position[0, games])
         parting_speed = ((self.velocity[1, games] - self.velocity[0, games]) * normal.conj()).real
         self.velocity[:, games] += self.sides * np.minimum(parting_speed, 0) * normal
-        # Overlapping discs are put side by side.
+        # Overlapping discs are moved apart.
         self.position[:, games] -= self.sides * (self.radius - gap[games] / 2) * normal
 
     def ahead(self) -> np.ndarray:
         return self.sides * unit(self.position[1] - self.position[0])
 
     def observe(self, games: slice | np.ndarray) -> list[np.ndarray]:
-        position, velocity, ahead = self.position[:, games], self.velocity[:, games], self.ahead()[:, games]  # (2, games)
+        position, velocity, ahead = (
+            self.position[:, games],
+            self.velocity[:, games],
+            self.ahead()[:, games],
+        )  # (2, games)
         vectors = coordinates([x * ahead.conj() for x in (position, velocity, velocity[::-1] - velocity)])
         distance, ring = np.abs(position), np.broadcast_to(self.ring()[games], position.shape)
         gap = np.broadcast_to(np.abs(position[1] - position[0]) - 2 * self.radius, position.shape)
@@ -245,7 +256,7 @@ class Sumo(DiscGame):
         return [obs[0][:, None], obs[1][:, None]]
 
     def scripted_forces(self, name: str, team: int) -> np.ndarray:
-        """Charge pushes towards the other with full force; centre goes to the ring's centre and holds it."""
+        """Forces: charge pushes towards the other with full force; centre moves to the ring's centre and stays."""
         if name == "charge":
             return np.ones((1, self.num_games), dtype=np.complex128)
         force = -self.stiffness * self.position[team] - self.damping * self.velocity[team]
@@ -256,9 +267,9 @@ class Sumo(DiscGame):
 
 
 class Pursuit(DiscGame):
-    """Two pursuers and a faster evader in a walled square: a touch wins for the pursuers, the time limit for the evader.
+    """Two pursuers and a faster evader in a walled square. The pursuers win by touch, the evader at the time limit.
 
-    A disc that meets a wall stops in the wall's direction and slides along it. The pursuers do not get in each other's way.
+    At a wall, a disc loses the velocity towards the wall and slides along it. The pursuers do not collide.
     """
 
     teams = (
@@ -270,13 +281,13 @@ class Pursuit(DiscGame):
     acceleration = 1.5
     drag = np.array([[2.5], [2.5], [1.5]])  # top speeds 0.6 and 1
     radius = 0.08
-    walls = 1 - radius  # the largest coordinate of a disc's centre
-    head_start = 0.6  # the smallest distance from a pursuer to the evader at the start
+    walls = 1 - radius  # largest coordinate of a disc's centre
+    head_start = 0.6  # smallest distance between a pursuer and the evader at the start
 
     def start(self, games: np.ndarray) -> None:
         x, y = self.start_rng.uniform(-self.walls, self.walls, (2, 3, len(games)))
         near = np.hypot(x[:2] - x[2], y[:2] - y[2]) < self.head_start
-        # A pursuer that is too near goes half a side away in x and in y, leaving by one wall and coming in by the opposite one.
+        # A pursuer that is too near is moved by half a side in x and in y; positions wrap around at the walls.
         x[:2] -= np.where(near, np.copysign(self.walls, x[:2]), 0)
         y[:2] -= np.where(near, np.copysign(self.walls, y[:2]), 0)
         self.position[:, games] = x + 1j * y
@@ -302,12 +313,12 @@ class Pursuit(DiscGame):
         return [np.stack([obs[0], obs[1]], axis=1), obs[2][:, None]]
 
     def scripted_forces(self, name: str, team: int) -> np.ndarray:
-        """Chase heads for where the evader will be; flee for the place within its reach that is farthest from both pursuers."""
+        """Forces: chase heads for the evader's future position, flee for the reachable place farthest from pursuers."""
         pursuers, evader = self.position[:2], self.position[2]
         if name == "chase":
-            # The pursuer's way to the evader takes it about distance / 1 s: it closes in at about the sum of their speeds.
+            # The pursuer needs about distance / 1 s to reach the evader: their closing speed is about 1.
             return unit(evader + np.abs(evader - pursuers) * self.velocity[2] - pursuers)
-        places = within(self.walls, evader + PUSHES[:, None])  # those it can reach in a second, (9, num_games)
+        places = within(self.walls, evader + PUSHES[:, None])  # places within a second of the evader, (9, num_games)
         safety = np.abs(places - pursuers[:, None]).min(axis=0)
         return PUSHES[safety.argmax(axis=0)][None]
 
@@ -319,7 +330,7 @@ GAMES: dict[str, type[DiscGame]] = {"sumo": Sumo, "pursuit": Pursuit}
 
 
 class ParallelGame(ParallelEnv[str, np.ndarray, Any]):
-    """One game as a PettingZoo environment; `infos[agent]["outcome"]` at its end is 1, 0 or -1. `kwargs` are the game's."""
+    """One game as a PettingZoo environment. At its end, `infos[agent]["outcome"]` is 1, 0 or -1."""
 
     def __init__(self, game: str, render_mode: str | None = None, **kwargs: Any) -> None:
         if game not in GAMES:
@@ -344,12 +355,14 @@ class ParallelGame(ParallelEnv[str, np.ndarray, Any]):
         return self.action_spaces[agent]
 
     def by_agent(self, values: list[np.ndarray]) -> dict[str, Any]:
-        """What the game gives its teams, (1, team_size, ...), for each of the agents that are in it."""
+        """Maps each agent of the running game to its row of arrays (1, team_size, ...), one per team."""
         rows = zip(self.possible_agents, (row for team_values in values for row in team_values[0]), strict=True)
         return {agent: row for agent, row in rows if agent in self.agents}
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begins a game; without a seed the next one of the random stream that the last seed began."""
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Starts a game. Without a seed it continues the random stream of the last seed."""
         if seed is not None:
             self.rng = np.random.default_rng(seed)
         self.agents = self.possible_agents[:]
@@ -360,7 +373,7 @@ class ParallelGame(ParallelEnv[str, np.ndarray, Any]):
         step = self.games.step([team_action.reshape(1, len(team_action), -1) for team_action in team_actions])
         rewards = {agent: float(reward) for agent, reward in self.by_agent(step.rewards).items()}
         terminations = {agent: bool(end) for agent, end in self.by_agent(step.terminations).items()}
-        # A game's one reward is its outcome.
+        # The only reward of a game is its outcome.
         infos = {agent: {"outcome": rewards[agent]} if terminations[agent] else {} for agent in self.agents}
         result = self.by_agent(step.obs), rewards, terminations, dict.fromkeys(self.agents, False), infos
         if step.over[0]:
@@ -368,12 +381,12 @@ class ParallelGame(ParallelEnv[str, np.ndarray, Any]):
         return result
 
     def render(self) -> np.ndarray | None:
-        """A picture, if the render mode is `rgb_array`."""
+        """A picture if the render mode is `rgb_array`, else None."""
         return self.games.render() if self.render_mode == "rgb_array" else None
 
 
 def action_space(team: Team) -> spaces.Space[Any]:
-    """The action space of an agent of the team."""
+    """The action space of one agent of the team."""
     match team.branches:
         case ():
             return spaces.Box(-1, 1, (team.action_dim,), np.float32)
@@ -384,5 +397,5 @@ def action_space(team: Team) -> spaces.Space[Any]:
 
 
 def parallel_env(game: str = "sumo", render_mode: str | None = None, **kwargs: Any) -> ParallelGame:
-    """The name under which PettingZoo's tools look for a game's parallel environment."""
+    """One game as a PettingZoo environment; tools of PettingZoo look for this name. `kwargs` go to the game."""
     return ParallelGame(game, render_mode, **kwargs)

@@ -1,12 +1,13 @@
-"""One door to any game between teams: the built-in games and every PettingZoo parallel environment.
+"""A common interface to games between teams: the built-in games, PettingZoo games, and a user's vectorised games.
 
-`make_team_env` is the door. Behind it all games look alike (`TeamEnv`): several games are stepped together, the agents of a
-team are rows of one array, actions are numbers in [-1, 1] or integers of discrete branches, and a game that ends begins anew in
-the same step. For PettingZoo see https://pettingzoo.farama.org; its turn-based games are played through its own conversion.
+`make_team_env` makes a game by name. All games have the interface `TeamEnv`: several games are stepped together, the
+agents of a team are rows of one array, actions are numbers in [-1, 1] or integers of discrete branches, and a game that
+ends restarts in the same step. For PettingZoo see https://pettingzoo.farama.org. Its turn-based games are played
+through its own conversion to parallel games.
 
-The outcome rule: a game is decided by `info["outcome"]`, a number, if agents of all teams were given it in the course of the
-game (a team's last one counts); otherwise by the teams' returns, each the mean over the team's agents of the sum of their
-rewards. The higher score wins, and equal ones are a draw.
+The outcome rule of PettingZoo games: if agents of all teams were given a number `info["outcome"]` during the game, the
+outcomes decide it (the last one of each team). Otherwise the teams' returns decide it. A team's return is the mean over
+its agents of the sum of their rewards. The higher score wins; equal scores are a draw.
 """
 
 import importlib
@@ -25,85 +26,86 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim,
 from pettingzoo.utils.conversions import turn_based_aec_to_parallel, turn_based_aec_to_parallel_wrapper
 from pettingzoo.utils.env import ParallelEnv
 
-# === What a game looks like ===========================================================================================
+# === Interface ========================================================================================================
 
 
 @dataclass(frozen=True)
 class Team:
-    """Agents that win and lose together. Teams of one behaviour share one policy."""
+    """Agents that win and lose together. Teams with the same behaviour share one policy."""
 
     name: str
-    """of the team"""
+    """name of the team"""
     behavior: str
-    """of its policy"""
+    """name of its policy"""
     agents: tuple[str, ...]
     """names of its agents"""
     obs_dim: int
-    """numbers in the observation of one agent"""
+    """size of the observation of one agent"""
     action_dim: int
-    """Box: numbers in the action of one agent, each in [-1, 1]; otherwise the number of branches"""
+    """size of the action of one agent: numbers in [-1, 1] for Box, else one integer per branch"""
     branches: tuple[int, ...]
-    """sizes of the discrete branches: () is Box, (9,) is Discrete(9), (3, 3) is MultiDiscrete([3, 3])"""
+    """sizes of the discrete branches: () for Box, (9,) for Discrete(9), (3, 3) for MultiDiscrete([3, 3])"""
 
 
 class TeamStep(NamedTuple):
-    """What a step of all games led to. Lists have an item a team; later steps leave them as they are."""
+    """Result of one step of all games. Lists have one item per team. Later steps do not change the arrays."""
 
     obs: list[np.ndarray]
-    """(num_games, team_size, obs_dim) float32: to act on next, of the next game already where one ended"""
+    """(num_games, team_size, obs_dim) float32: observations to act on next; where a game ended, of the next game"""
     final_obs: list[np.ndarray]
-    """the same shape: what this step led to; differs from obs only where a game ended or an agent left it"""
+    """same shape: observations after this step; they differ from obs only where a game ended or an agent left"""
     rewards: list[np.ndarray]
     """(num_games, team_size) float32"""
     terminations: list[np.ndarray]
-    """(num_games, team_size) bool: the agent's future ended with this step, with its game or before"""
+    """(num_games, team_size) bool: the agent terminated in this step, with its game or before it"""
     truncations: list[np.ndarray]
-    """(num_games, team_size) bool: the agent was stopped with this step, though it had a future"""
+    """(num_games, team_size) bool: the agent was truncated in this step"""
     over: np.ndarray
-    """(num_games,) bool: the game ended with this step, and the next one has begun"""
+    """(num_games,) bool: the game ended in this step, and the next one has started"""
     scores: np.ndarray
-    """(num_games, num_teams) float64: where the game is over, what decides it (the higher wins, equal is a draw), else 0"""
+    """(num_games, num_teams) float64: scores of games that are over (the higher wins, equal is a draw), else 0"""
 
 
 class TeamEnv(Protocol):
-    """`num_games` games between teams, stepped together; a game that ends begins anew in the same step.
+    """`num_games` games between teams, stepped together. A game that ends restarts in the same step.
 
-    An agent that is not alive is ignored by `step`, and its observation is zeros. One that is alive but cannot act, for it is
-    another's turn, has the first action of each branch as its only legal one.
+    `step` ignores the actions of an agent that is not alive, and its observation is zeros. An agent that is alive but
+    may not act, because it is another agent's turn, has one legal action: the first of each branch.
     """
 
     num_games: int
     teams: tuple[Team, ...]
     scripted_by_team: tuple[tuple[str, ...], ...]
-    """names of the scripted players of each team, weakest first: "random" and what the game has besides"""
+    """names of the scripted players of each team, weakest first; "random" is always among them"""
     alive: list[np.ndarray]
-    """a team: (num_games, team_size) bool, the agents that act in the next step"""
+    """per team (num_games, team_size) bool: the agents that act in the next step"""
     action_masks: list[np.ndarray | None]
-    """a team: (num_games, team_size, sum(branches)) bool, the legal actions of the next step; None: all are legal"""
+    """per team (num_games, team_size, sum(branches)) bool: legal actions of the next step; None: all are legal"""
 
     def reset(self, seed: int) -> list[np.ndarray]:
-        """Begins all games, and returns obs. The seed and the actions determine all that follows."""
+        """Restarts all games and returns obs. The seed and the actions determine all later steps."""
 
     def step(self, actions: list[np.ndarray]) -> TeamStep:
-        """Takes a team's actions (num_games, team_size, action_dim): numbers, clipped to [-1, 1], or integers."""
+        """Steps all games with actions (num_games, team_size, action_dim) per team: numbers (clipped) or integers."""
 
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
-        """The actions of that player in all games now, in the form that `step` takes. Asking does not change the games."""
+        """Actions of that player in all games, as `step` takes them. The call does not change the games."""
 
     def render(self) -> np.ndarray:
-        """Game 0 as (height, width, 3) uint8."""
+        """A picture of game 0, (height, width, 3) uint8."""
 
     def close(self) -> None:
-        """Frees what the games hold."""
+        """Frees the resources of the games."""
 
 
 def play_games(
     env: TeamEnv, act: Callable[[int, np.ndarray], np.ndarray], seed: int, frames: list[np.ndarray] | None = None
 ) -> np.ndarray:
-    """Plays each game from its reset to its first end, and returns those ends' scores (num_games, num_teams).
+    """Plays each game from its reset to its first end. Returns the scores (num_games, num_teams).
 
-    `act(team, obs)` gives a team's actions for its obs; it is called for each team before each step. A game that ends early
-    plays on beside the others, which does not count. `frames` receives game 0 before each step of its first game.
+    `act(team, obs)` gives a team's actions; it is called for each team before each step. Games that end early play on
+    beside the others, and these further games are not counted. `frames` receives a picture of game 0 before each step
+    of its first game.
     """
     obs = env.reset(seed)
     scores = np.zeros((env.num_games, len(env.teams)))
@@ -120,7 +122,7 @@ def play_games(
 
 
 def legal_actions(env: TeamEnv, t: int) -> np.ndarray:
-    """The legal actions of team t in the next step, (num_games, team_size, sum of branches): Box actions have no column."""
+    """Legal actions of team t in the next step: (num_games, team_size, sum(branches)), with no columns for Box."""
     team, mask = env.teams[t], env.action_masks[t]
     return np.ones((env.num_games, len(team.agents), sum(team.branches)), dtype=bool) if mask is None else mask
 
@@ -129,24 +131,25 @@ def legal_actions(env: TeamEnv, t: int) -> np.ndarray:
 
 
 def branches_of(space: Space) -> tuple[int, ...]:
-    """Sizes of the discrete branches of an action space; () is Box."""
+    """Sizes of the discrete branches of an action space; () for Box."""
     if isinstance(space, Discrete):
         return (int(space.n),)
     return tuple(int(size) for size in space.nvec.ravel()) if isinstance(space, MultiDiscrete) else ()
 
 
 def without_mask(space: Space) -> Space:
-    """The observation space but for the action mask that a Dict may hold."""
+    """The observation space without the action mask that a Dict may contain."""
     if isinstance(space, Dict) and "action_mask" in space.spaces:
         return Dict({key: part for key, part in space.spaces.items() if key != "action_mask"})
     return space
 
 
 def name_teams(agents: list[str]) -> dict[str, tuple[str, list[str]]]:
-    """Reads the names of agents as teams: name of the team -> (behaviour, agents), in the order of their first agents.
+    """Groups agents into teams by name: name of the team -> (behaviour, agents), in the order of the first agents.
 
-    `Striker?team=0...` is in team `Striker?team=0` of the behaviour `Striker`, as ML-Agents names them. Otherwise a name but
-    for the number at its end is team and behaviour; if there are just two agents of one such name, each is a team of its own.
+    `Striker?team=0...` (names of ML-Agents) is in team `Striker?team=0` with behaviour `Striker`. For other names, the
+    name without its final number is team and behaviour. If there are only two agents and they share that name, each is
+    a team of its own.
     """
     teams: dict[str, tuple[str, list[str]]] = {}
     for agent in agents:
@@ -161,12 +164,14 @@ def name_teams(agents: list[str]) -> dict[str, tuple[str, list[str]]]:
 
 
 def make_team(env_id: str, env: ParallelEnv, name: str, behavior: str, agents: list[str]) -> Team:
-    """The team of these agents, as large in each number as the largest of them; ValueError if they cannot be one."""
+    """Makes a team of these agents. Sizes are those of its largest agent. ValueError if they cannot be one team."""
     obs_dims, action_dims, branches = [], [], []
     for agent in agents:
         obs_space, space = without_mask(env.observation_space(agent)), env.action_space(agent)
         if not obs_space.is_np_flattenable:
-            raise ValueError(f"{env_id} takes observations that flatten to a vector, and those of {agent} are {obs_space}")
+            raise ValueError(
+                f"{env_id} takes observations that flatten to a vector, and those of {agent} are {obs_space}"
+            )
         is_box = isinstance(space, Box) and space.dtype.kind == "f" and space.is_bounded()
         if not is_box and not isinstance(space, (Discrete, MultiDiscrete)):
             takes = "Discrete, MultiDiscrete or a Box of real numbers with finite bounds"
@@ -175,18 +180,23 @@ def make_team(env_id: str, env: ParallelEnv, name: str, behavior: str, agents: l
         branches.append(branches_of(space))
         action_dims.append(flatdim(space) if is_box else len(branches[-1]))
     if len({sizes == () for sizes in branches}) > 1:
-        raise ValueError(f"{env_id} takes teams whose agents are all of Box or all of discrete actions, and {name} is of both")
+        raise ValueError(
+            f"{env_id} takes teams whose agents are all of Box or all of discrete actions, and {name} is of both"
+        )
     largest = tuple(max(sizes) for sizes in zip_longest(*branches, fillvalue=0))
     return Team(name, behavior, tuple(agents), max(obs_dims), max(action_dims), largest)
 
 
 def shape_of(team: Team) -> str:
-    """What a policy sees of a team; teams that share one are alike in it."""
+    """The sizes that a policy sees of a team. Teams that share a policy must agree in them."""
     return f"{len(team.agents)} x {team.obs_dim} observations and {team.branches or team.action_dim} actions"
 
 
 def set_behaviors(env_id: str, teams: tuple[Team, ...], symmetric: bool | None) -> tuple[Team, ...]:
-    """All teams with one behaviour or each with its own; None leaves them. ValueError if teams that share one are not alike."""
+    """Gives all teams one behaviour (True) or each its own (False); None changes nothing.
+
+    Raises ValueError if teams that share a behaviour differ in size.
+    """
     if symmetric is not None:
         one = teams[0].behavior if len({team.behavior for team in teams}) == 1 else "shared"
         teams = tuple(replace(team, behavior=one if symmetric else team.name) for team in teams)
@@ -197,10 +207,13 @@ def set_behaviors(env_id: str, teams: tuple[Team, ...], symmetric: bool | None) 
     return teams
 
 
-def make_teams(env_id: str, env: ParallelEnv, named: dict[str, list[str]] | None, symmetric: bool | None) -> tuple[Team, ...]:
-    """The teams of a PettingZoo game: those named, or those that the agents' names tell. ValueError if there is only one.
+def make_teams(
+    env_id: str, env: ParallelEnv, named: dict[str, list[str]] | None, symmetric: bool | None
+) -> tuple[Team, ...]:
+    """The teams of a PettingZoo game: the `named` ones, or those that the agents' names tell.
 
-    Named teams share a behaviour if they are alike, others if their names say so; `symmetric` overrides both.
+    Named teams share a behaviour if they have equal sizes. `symmetric` overrides the behaviours. Raises ValueError if
+    there is only one team.
     """
     agents = list(getattr(env, "possible_agents", []))
     if not all(isinstance(agent, str) for agent in agents):
@@ -208,7 +221,9 @@ def make_teams(env_id: str, env: ParallelEnv, named: dict[str, list[str]] | None
     groups = name_teams(agents)
     if named is not None:
         if sorted(agent for team in named.values() for agent in team) != sorted(agents) or not all(named.values()):
-            raise ValueError(f"{env_id} takes --teams that name each of its agents once, and no other: {', '.join(agents)}")
+            raise ValueError(
+                f"{env_id} takes --teams that name each of its agents once, and no other: {', '.join(agents)}"
+            )
         groups = {name: (name, team) for name, team in named.items()}
     if len(groups) < 2:
         found = "; ".join(f"{name}: {', '.join(team)}" for name, (_, team) in groups.items()) or "no possible_agents"
@@ -225,30 +240,33 @@ def make_teams(env_id: str, env: ParallelEnv, named: dict[str, list[str]] | None
 
 
 class TaskError(Exception):
-    """The game's own code raised something."""
+    """An exception raised by the game's own code."""
 
 
 class Seat:
-    """One agent's place in its team's arrays, and the translation between its spaces and them.
+    """The place of one agent in its team's arrays, and the conversion between its spaces and these arrays.
 
-    Agents of a team may have smaller spaces than its largest one: their observations end in zeros, further numbers of their
-    actions are ignored, and further discrete actions are illegal.
+    Agents of a team may have smaller spaces than its largest agent. Then their observations are padded with zeros,
+    extra numbers of their actions are ignored, and extra discrete actions are illegal.
     """
 
     def __init__(self, env: ParallelEnv, teams: tuple[Team, ...], team: int, index: int) -> None:
         self.team, self.index, self.agent = team, index, teams[team].agents[index]
-        self.obs_space, self.action_space = without_mask(env.observation_space(self.agent)), env.action_space(self.agent)
+        self.obs_space, self.action_space = (
+            without_mask(env.observation_space(self.agent)),
+            env.action_space(self.agent),
+        )
         self.branches = branches_of(self.action_space)
         self.starts = np.cumsum((0, *teams[team].branches))[:-1]  # of the branches in a row of the team's mask
         self.slots = [start + i for start, size in zip(self.starts, self.branches, strict=False) for i in range(size)]
         self.num_slots = sum(teams[team].branches)
 
     def read_obs(self, obs: Any) -> np.ndarray:
-        """The observation as a vector, without the mask that it may hold."""
+        """The observation as a vector, without its action mask."""
         return np.asarray(flatten(self.obs_space, obs))
 
     def read_mask(self, obs: Any, info: dict[str, Any]) -> np.ndarray:
-        """The agent's legal actions as a row of its team's mask, with the first of a branch where there is none."""
+        """The agent's legal actions as a row of its team's mask. A branch without a legal action gets its first."""
         mask = obs.get("action_mask") if isinstance(obs, dict) else None
         mask = info.get("action_mask") if mask is None else mask
         row = np.zeros(self.num_slots, dtype=bool)
@@ -257,11 +275,15 @@ class Seat:
         return row
 
     def write_action(self, action: np.ndarray) -> Any:
-        """The agent's action as its space has it, from a row of its team's actions."""
+        """The agent's action in its own space, from a row of its team's actions."""
         space = self.action_space
         if isinstance(space, Box):
             unit = action[: flatdim(space)].reshape(space.shape)
-            return (space.low + 0.5 * (unit + 1.0) * (space.high - space.low)).clip(space.low, space.high).astype(space.dtype)
+            return (
+                (space.low + 0.5 * (unit + 1.0) * (space.high - space.low))
+                .clip(space.low, space.high)
+                .astype(space.dtype)
+            )
         if isinstance(space, Discrete):
             return space.dtype.type(action[0] + space.start)
         assert isinstance(space, MultiDiscrete)
@@ -269,10 +291,10 @@ class Seat:
 
 
 class PettingZooGames:
-    """Copies of a PettingZoo parallel environment as a `TeamEnv`, stepped one after another.
+    """Copies of a PettingZoo parallel environment as a `TeamEnv`. They are stepped one after another.
 
-    A game is over when none of its agents is left. An agent leaves by termination or truncation; one that is gone without
-    either is taken for terminated. Only the first game of each copy is seeded: from there its own random stream goes on.
+    A game is over when no agent is left. An agent leaves by termination or truncation; one that disappears without
+    either counts as terminated. Each copy is seeded at its first game only; later games continue its random stream.
     """
 
     def __init__(self, envs: list[ParallelEnv], teams: tuple[Team, ...]) -> None:
@@ -283,12 +305,12 @@ class PettingZooGames:
         self._seats = [Seat(envs[0], teams, t, k) for t, team in enumerate(teams) for k in range(len(team.agents))]
 
     def _zeros(self, dtype: type, dims: list[int] | None = None) -> list[np.ndarray]:
-        """A team: (num_games, team_size), or (num_games, team_size, its number of dims)."""
+        """Per team an array (num_games, team_size), or (num_games, team_size, dims[team])."""
         shapes = [(self.num_games, len(team.agents)) for team in self.teams]
         return [np.zeros(shape if dims is None else (*shape, dims[t]), dtype) for t, shape in enumerate(shapes)]
 
     def _idle_masks(self) -> list[np.ndarray | None]:
-        """Masks of agents that cannot act."""
+        """Masks of agents that cannot act: the first action of each branch."""
         masks: list[np.ndarray | None] = []
         for team in self.teams:
             row = np.zeros(sum(team.branches), dtype=bool)
@@ -297,7 +319,7 @@ class PettingZooGames:
         return masks
 
     def _read(self, i: int, observations: dict[str, Any], infos: dict[str, Any], acted: list[np.ndarray]) -> None:
-        """Writes what the agents of game i observe, and what those that are alive may do next."""
+        """Writes the observations of the agents of game i, and the legal actions of those that are alive."""
         env = self.envs[i]
         turn = env.aec_env.agent_selection if isinstance(env, turn_based_aec_to_parallel_wrapper) else None
         for seat in self._seats:
@@ -309,7 +331,7 @@ class PettingZooGames:
                 mask[i, seat.index] = seat.read_mask(observations.get(seat.agent), infos.get(seat.agent, {}))
 
     def _begin(self, i: int, seed: int | None = None) -> None:
-        """The next game of copy i."""
+        """Starts the next game of copy i."""
         try:
             observations, infos = self.envs[i].reset(seed=seed)
         except Exception as error:
@@ -321,7 +343,7 @@ class PettingZooGames:
         self._read(i, observations, infos, self.alive)
 
     def reset(self, seed: int) -> list[np.ndarray]:
-        """Begins all games, each copy with its own seed; see `TeamEnv`."""
+        """Restarts all games. Each copy gets its own seed."""
         self._random = np.random.default_rng([seed, self.num_games])
         self._obs = self._zeros(np.float32, [team.obs_dim for team in self.teams])
         self._returns, self._outcomes = self._zeros(np.float64), np.empty((self.num_games, len(self.teams)))
@@ -331,9 +353,9 @@ class PettingZooGames:
         return self._obs
 
     def step(self, actions: list[np.ndarray]) -> TeamStep:
-        """One step of every game; see `TeamEnv`."""
+        """Steps every game."""
         acted, self.alive, self.action_masks = self.alive, self._zeros(bool), self._idle_masks()
-        self._obs = [obs.copy() for obs in self._obs]  # stands in where a game does not say what an agent saw last
+        self._obs = [obs.copy() for obs in self._obs]  # used where a game gives no last observation
         rewards, terminations, truncations = self._zeros(np.float32), self._zeros(bool), self._zeros(bool)
         for i, env in enumerate(self.envs):
             acting = [seat for seat in self._seats if acted[seat.team][i, seat.index]]
@@ -362,20 +384,28 @@ class PettingZooGames:
         over = ~np.any([alive.any(1) for alive in self.alive], axis=0)
         for i in over.nonzero()[0]:
             self._begin(i)
-        return TeamStep(self._obs, final_obs, rewards, terminations, truncations, over, np.where(over[:, None], scores, 0.0))
+        return TeamStep(
+            self._obs, final_obs, rewards, terminations, truncations, over, np.where(over[:, None], scores, 0.0)
+        )
 
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
-        """Actions of "random", uniform over those that are legal; see `TeamEnv`."""
+        """Actions of "random", the only scripted player: uniform over the legal actions."""
         if name not in self.scripted_by_team[team]:
-            raise ValueError(f"{name} is no scripted player of this game, which has {', '.join(self.scripted_by_team[team])}")
+            raise ValueError(
+                f"{name} is no scripted player of this game, which has {', '.join(self.scripted_by_team[team])}"
+            )
         mask, sizes = self.action_masks[team], self.teams[team].branches
         if mask is None:
-            return self._random.uniform(-1.0, 1.0, (*self.alive[team].shape, self.teams[team].action_dim)).astype(np.float32)
-        lots = mask * (1.0 - self._random.random(mask.shape))  # the highest of a branch's legal ones, none of which is 0, wins
+            return self._random.uniform(-1.0, 1.0, (*self.alive[team].shape, self.teams[team].action_dim)).astype(
+                np.float32
+            )
+        lots = mask * (
+            1.0 - self._random.random(mask.shape)
+        )  # legal lots are above 0; the highest one of a branch is drawn
         return np.stack([part.argmax(-1) for part in np.split(lots, np.cumsum(sizes)[:-1], axis=-1)], axis=-1)
 
     def render(self) -> np.ndarray:
-        """Game 0, if it was made for that, as (height, width, 3) uint8."""
+        """A picture of game 0, (height, width, 3) uint8. The game must have been made with render_mode="rgb_array"."""
         return np.asarray(self.envs[0].render(), dtype=np.uint8)
 
     def close(self) -> None:
@@ -384,22 +414,70 @@ class PettingZooGames:
             env.close()
 
 
-# === The door =========================================================================================================
+# === Making a game ====================================================================================================
+
+BUILT_IN = {"sumo": "utils.games:Sumo", "pursuit": "utils.games:Pursuit"}
 
 
 @contextmanager
 def refusal(message: str) -> Iterator[None]:
-    """Turns whatever a module raises into a ValueError of one sentence, with the working folder on the path of modules."""
+    """Turns exceptions of the game's code into a ValueError of one sentence. Puts the working folder on `sys.path`."""
     folder = os.getcwd()
     sys.path.insert(0, folder)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # PettingZoo announces a registry, which few games are in
+            warnings.simplefilter("ignore", DeprecationWarning)  # PettingZoo announces a registry that few games are in
             yield
     except Exception as error:
         raise ValueError(f"{message}: {type(error).__name__}: {' '.join(str(error).split())}") from error
     finally:
         sys.path.remove(folder)
+
+
+def team_shapes(env: TeamEnv, *dims: int) -> list[tuple[int, ...]]:
+    """The shape (num_games, team_size, *dims) of each team's arrays."""
+    return [(env.num_games, len(team.agents), *dims) for team in env.teams]
+
+
+def check_team_env(env: TeamEnv, num_games: int) -> None:
+    """Raises TypeError or ValueError if a game is not a `TeamEnv` of `num_games` games. Resets it."""
+    members = ["num_games", "teams", "scripted_by_team", "alive", "action_masks"]
+    members += ["reset", "step", "scripted_actions", "render", "close"]
+    missing = [name for name in members if not hasattr(env, name)]
+    if missing:
+        raise TypeError(f"a TeamEnv has {', '.join(missing)}, and this {type(env).__name__} has not")
+    if env.num_games != num_games:
+        raise ValueError(f"num_games is {env.num_games}, and {num_games} were asked for")
+    if len(env.teams) < 2 or not all(isinstance(team, Team) for team in env.teams):
+        raise TypeError(f"teams must be two or more of utils.team_env.Team, not {env.teams}")
+    if len(env.scripted_by_team) != len(env.teams) or not all("random" in names for names in env.scripted_by_team):
+        raise ValueError(
+            f"scripted_by_team must have names for each team, random among them, not {env.scripted_by_team}"
+        )
+    obs = env.reset(0)
+    obs_shapes = [(*shape, team.obs_dim) for shape, team in zip(team_shapes(env), env.teams, strict=True)]
+    mask_shapes = [(*shape, sum(team.branches)) for shape, team in zip(team_shapes(env), env.teams, strict=True)]
+    check_arrays("reset", obs, obs_shapes, "float32")
+    check_arrays("alive", env.alive, team_shapes(env), "bool")
+    if len(env.action_masks) != len(env.teams):
+        raise ValueError(f"action_masks must have {len(env.teams)} items, one a team, not {len(env.action_masks)}")
+    for t, mask in enumerate(env.action_masks):
+        if mask is not None:
+            check_arrays("action_masks", [mask], mask_shapes[t : t + 1], "bool")
+
+
+def check_arrays(name: str, arrays: list[np.ndarray], shapes: list[tuple[int, ...]], dtype: str) -> None:
+    """Raises ValueError if the arrays of a `TeamEnv` do not have these shapes and this type."""
+    found = [(np.shape(array), str(getattr(array, "dtype", type(array).__name__))) for array in arrays]
+    expected = [(shape, dtype) for shape in shapes]
+    if found != expected:
+        raise ValueError(f"{name} must give arrays of {expected}, not {found}")
+
+
+def load_object(path: str) -> Any:
+    """The object named by `module:object`."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def make_team_env(
@@ -410,30 +488,36 @@ def make_team_env(
     symmetric: bool | None = None,
     render: bool = False,
 ) -> TeamEnv:
-    """`num_games` games of `sumo`, `pursuit`, or the PettingZoo module of that name, which may lie in the working folder.
+    """Makes `num_games` games by name. The module may lie in the working folder.
 
-    `env_kwargs` go to the game. `teams` (name -> agents) and `symmetric` (one policy for all teams, or one each) override what
-    the agents' names say. `render` makes game 0 of a module with `render_mode="rgb_array"`; the built-in games always render.
-    Raises ValueError, one sentence that begins with `env_id`, if there is no such game or teams cannot play it.
+    - `sumo`, `pursuit`: the built-in games, which are short names of `utils.games:Sumo` and `utils.games:Pursuit`.
+    - `module:Class`: any vectorised game. `Class(num_games, **env_kwargs)` must return a `TeamEnv`, which is checked.
+    - `module`: a PettingZoo module with `parallel_env(**env_kwargs)` or `env(**env_kwargs)`; one copy for each game.
+
+    `teams` (name -> agents) overrides the teams that the agents' names tell; PettingZoo only. `symmetric` overrides
+    the behaviours: one policy for all teams, or one each. `render` asks for pictures of game 0.
+    Raises ValueError, one sentence that begins with `env_id`, if there is no such game or no policy here can play it.
     """
     kwargs = env_kwargs or {}
-    if env_id in ("sumo", "pursuit"):
-        from utils.games import Pursuit, Sumo  # here, because that file imports this one
-
+    path = BUILT_IN.get(env_id, env_id)
+    with refusal(f"{env_id} is neither sumo nor pursuit nor a module that can be imported"):
+        found: Any = load_object(path) if ":" in path else importlib.import_module(path)
+    if ":" in path:
         if teams is not None:
             raise ValueError(f"{env_id} takes no --teams: they are for PettingZoo games")
         with refusal(f"{env_id} cannot be made"):
-            game = {"sumo": Sumo, "pursuit": Pursuit}[env_id](num_games, **kwargs)
-        game.teams = set_behaviors(env_id, game.teams, symmetric)
+            game = found(num_games, **kwargs)
+            check_team_env(game, num_games)
+            if render and not isinstance(game.render(), np.ndarray):
+                raise TypeError("it renders no array")
+        game.teams = set_behaviors(env_id, tuple(game.teams), symmetric)
         return game
-    with refusal(f"{env_id} is neither sumo nor pursuit nor a module that can be imported"):
-        module = importlib.import_module(env_id)
-    if hasattr(module, "parallel_env"):
-        make = module.parallel_env
-    elif hasattr(module, "env"):
+    if hasattr(found, "parallel_env"):
+        make = found.parallel_env
+    elif hasattr(found, "env"):
 
         def make(**kwargs: Any) -> ParallelEnv:
-            return turn_based_aec_to_parallel(module.env(**kwargs))
+            return turn_based_aec_to_parallel(found.env(**kwargs))
     else:
         raise ValueError(f"{env_id} takes PettingZoo's function parallel_env or env, and that module has neither")
     with refusal(f"{env_id} cannot be made"):

@@ -1,0 +1,76 @@
+"""A user's own vectorised game: whoever bids more in three rounds wins. `fault` names what is wrong with it."""
+
+from typing import Any
+
+import numpy as np
+
+from utils.team_env import Team, TeamStep
+
+
+class Auction:
+    """A `TeamEnv` that takes nothing from the project but `Team` and `TeamStep`. Observation: [round, own total]."""
+
+    render_fps = 4
+
+    def __init__(self, num_games: int, rounds: int = 3, fault: str = "") -> None:
+        if fault == "exit":
+            raise SystemExit("no display")
+        self.num_games, self.rounds, self.fault = num_games + (fault == "num_games"), rounds, fault
+        self.teams: Any = tuple(Team(name, "bidder", (f"{name}_0",), 2, 1, ()) for name in ("east", "west"))
+        if fault == "teams":
+            self.teams = ["east", "west"]
+        self.scripted_by_team: Any = (("random", "high"),) * 2 if fault != "scripted" else ((), ())
+        self.alive = [np.ones((num_games, 1), dtype=bool)] * 2
+        self.action_masks: list[np.ndarray | None] = [None] * (1 if fault == "masks" else 2)
+        if fault == "alive":
+            self.alive = self.alive[:1]
+        if fault == "mask shape":
+            self.action_masks[1] = np.ones((num_games, 1, 7), dtype=bool)
+
+    def observe(self) -> list[np.ndarray]:
+        """(num_games, 1, 2) for each team."""
+        obs = np.stack([np.broadcast_to(self.round, self.totals.T.shape), self.totals.T], axis=-1).astype(np.float32)
+        return [team_obs[:, None] for team_obs in obs]
+
+    def reset(self, seed: int) -> list[np.ndarray]:
+        """Begins all games."""
+        if self.fault == "reset":
+            raise KeyError("nothing there")
+        self.rng = np.random.default_rng(seed)
+        self.round, self.totals = np.zeros(self.num_games), np.zeros((self.num_games, 2))
+        obs = self.observe()
+        return [obs[0][..., :1], obs[1]] if self.fault == "obs" else obs
+
+    def step(self, actions: list[np.ndarray]) -> TeamStep:
+        """Takes the bids."""
+        if self.fault == "step exit":
+            raise SystemExit(0)
+        self.round, self.totals = self.round + 1, self.totals + np.concatenate(actions, axis=1)[..., 0]
+        final_obs, over = self.observe(), self.round >= self.rounds
+        scores = np.where(over[:, None], self.totals, 0.0)
+        rewards = [(sign * np.sign(scores[:, :1] - scores[:, 1:])).astype(np.float32) for sign in (1, -1)]
+        self.round, self.totals = np.where(over, 0, self.round), np.where(over[:, None], 0.0, self.totals)
+        ends, stops = [over[:, None]] * 2, [np.zeros((self.num_games, 1), dtype=bool)] * 2
+        return TeamStep(self.observe(), final_obs, rewards, ends, stops, over, scores)
+
+    def scripted_actions(self, name: str, team: int) -> np.ndarray:
+        """Random bids, or the highest."""
+        bids = self.rng.uniform(-1, 1, (self.num_games, 1, 1)) if name == "random" else np.ones((self.num_games, 1, 1))
+        return bids.astype(np.float32)
+
+    def render(self) -> Any:
+        """One grey that tells the round."""
+        return None if self.fault == "render" else np.full((4, 6, 3), 10 * self.round[0], np.uint8)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def make(num_games: int) -> Auction:
+    """A function serves as well as a class."""
+    return Auction(num_games, rounds=1)
+
+
+def not_a_game(num_games: int) -> object:
+    """Has no member of the protocol."""
+    return object()

@@ -1,0 +1,214 @@
+"""Who plays whom in many parallel games: the learner's team, its opponents, and their ratings.
+
+The vocabulary is that of ML-Agents' ghost trainer (https://unity-technologies.github.io/ml-agents/ML-Agents-Overview/,
+"Training in competitive multi-agent environments with self-play"): the learner plays *ghosts*, which are snapshots of
+policies. There are two differences. Each parallel game has its own opponents, which it keeps until it ends. A result is
+credited to the snapshots that played the game, even if the ring has dropped them since.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from utils.elo import elo_change, game_scores
+from utils.policy_stack import PolicyStack
+from utils.snapshot_pool import Snapshot, SnapshotPool
+from utils.team_env import Team, TeamEnv, legal_actions
+
+
+def swap_steps_of(teams: Sequence[Team], team_change: int, swaps_per_turn: float) -> int:
+    """Ghost steps between two swaps, so that a turn of `team_change` learner steps has `swaps_per_turn` swaps.
+
+    ML-Agents' rule: (ghosts / learners) * team_change / swaps, for the turn of the first team.
+    """
+    learners = len(teams[0].agents)
+    ghosts = sum(len(team.agents) for team in teams) - learners
+    return max(1, round(ghosts / learners * team_change / swaps_per_turn))
+
+
+class Matches:
+    """The players of each of many parallel games: the learner on one team, a snapshot on each other team.
+
+    One behaviour learns at a time. If several teams share it (a symmetric game), the learner changes sides after each
+    game.
+    """
+
+    def __init__(
+        self,
+        teams: Sequence[Team],
+        num_games: int,
+        pools: Mapping[str, SnapshotPool],
+        elo_k: float = 16.0,
+        swap_steps: int = 0,
+        side: str | None = None,
+    ) -> None:
+        """Starts with the first team's behaviour as the learner.
+
+        `pools` has a pool for each behaviour, with at least one snapshot. `elo_k` is the largest change of a rating in
+        one game. A game keeps its opponents until ghost agents, over all games, have taken `swap_steps` steps; 0 draws
+        new opponents for each game. `side` is the team that the learner always plays on; None: it changes sides.
+        """
+        self.behaviors = [team.behavior for team in teams]
+        self.team_names = [team.name for team in teams]
+        self.pools, self.elo_k, self.swap_steps, self.side = pools, elo_k, swap_steps, side
+        self.sizes = np.array([len(team.agents) for team in teams])
+        self.opponents: list[list[Snapshot | None]] = [[None] * len(teams) for _ in range(num_games)]
+        self.uids = np.zeros((num_games, len(teams)), dtype=np.int64)  # of the opponents; -1: the learner
+        self.learner_team = np.zeros(num_games, dtype=np.int64)
+        self.ghost_steps, self.drawn_at = 0, np.zeros(num_games, dtype=np.int64)
+        self.finished: list[tuple[float, float, int]] = []  # score, opponent's rating, opponent's age
+        self.stacks: dict[str, tuple[list[int], PolicyStack]] = {}
+        self.has_warned = False
+        self.give_turn(self.behaviors[0])
+
+    def give_turn(self, behavior: str) -> None:
+        """Makes this behaviour the learner, rated as its newest snapshot, and restarts all games with new opponents."""
+        self.learner = behavior
+        self.rating = self.pools[behavior].latest.rating
+        names = zip(self.behaviors, self.team_names, strict=True)
+        sides = [t for t, (b, name) in enumerate(names) if b == behavior and self.side in (None, name)]
+        self.sides = sides or [
+            t for t, b in enumerate(self.behaviors) if b == behavior
+        ]  # the other role has no such side
+        self.begin_anew()
+
+    def begin_anew(self, seed: int | None = None) -> None:
+        """Restarts all games with new opponents. A seed also reseeds the pools."""
+        if seed is not None:
+            rng = np.random.default_rng(seed)
+            for pool in self.pools.values():
+                pool.rng = rng
+        for game in range(len(self.opponents)):
+            self.learner_team[game] = self.sides[game % len(self.sides)]
+            self._draw(game)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that a checkpoint keeps. Running games are not part of it."""
+        return {
+            "learner": self.learner,
+            "rating": self.rating,
+            "ghost_steps": self.ghost_steps,
+            "has_warned": self.has_warned,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads that state and restarts all games. The pools must have been loaded before."""
+        self.ghost_steps, self.has_warned = state["ghost_steps"], state["has_warned"]
+        self.give_turn(state["learner"])
+        self.rating = state["rating"]
+
+    def _draw(self, game: int) -> None:
+        """Draws new opponents for one game."""
+        for team, behavior in enumerate(self.behaviors):
+            opponent = None if team == self.learner_team[game] else self.pools[behavior].draw()
+            self.opponents[game][team] = opponent
+            self.uids[game, team] = -1 if opponent is None else opponent.uid
+        self.drawn_at[game] = self.ghost_steps
+
+    def next_game(self, game: int) -> None:
+        """Prepares a game's next start: the learner changes sides, and opponents are replaced if they are due."""
+        team = self.learner_team[game]
+        next_team = self.sides[(self.sides.index(team) + 1) % len(self.sides)]
+        self.learner_team[game] = next_team
+        if self.ghost_steps - self.drawn_at[game] >= self.swap_steps:
+            self._draw(game)
+        else:  # these teams share a behaviour: the opponent on the learner's new team moves to its old one
+            for seats in (self.opponents[game], self.uids[game]):
+                seats[team], seats[next_team] = seats[next_team], seats[team]
+
+    def finish(self, game: int, scores: np.ndarray) -> None:
+        """Rates a finished game by the teams' scores (num_teams,) and prepares its next start.
+
+        Each opponent plays an Elo game of its own against the learner's rating before the game. With more than two
+        teams, the changes are divided by the number of opponents. What the learner gains, its opponents lose.
+        """
+        results = game_scores(scores)[self.learner_team[game]]
+        rating = self.rating
+        for team, opponent in enumerate(self.opponents[game]):
+            if opponent is not None:
+                result, age = float(results[team]), self.pools[self.behaviors[team]].latest.step - opponent.step
+                change = elo_change(rating, opponent.rating, result, self.elo_k) / (len(self.behaviors) - 1)
+                self.finished.append((result, opponent.rating, age))
+                self.rating += change
+                opponent.rating -= change
+                opponent.games += 1
+                opponent.results.append(result)
+        self.next_game(game)
+
+    def of_learner(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The learner's rows (num_games * team_size, ...) of one array (num_games, team_size, ...) per team."""
+        sides = np.stack([arrays[t] for t in self.sides], axis=1)  # (num_games, num_sides, team_size, ...)
+        own = sides[np.arange(len(sides)), np.searchsorted(self.sides, self.learner_team)]
+        return own.reshape(own.shape[0] * own.shape[1], *own.shape[2:])
+
+    @property
+    def num_ghosts(self) -> int:
+        """Number of opponents' agents over all games."""
+        return int(((self.uids >= 0) * self.sizes).sum())
+
+    def opponent_steps(self) -> np.ndarray:
+        """The learner steps at which the oldest opponent of each game was taken: (num_games,)."""
+        return np.array([min(s.step for s in seats if s is not None) for seats in self.opponents])
+
+    def all_actions(
+        self, env: TeamEnv, agents: Mapping[str, Any], obs: Sequence[np.ndarray], learner_actions: np.ndarray
+    ) -> list[np.ndarray]:
+        """Actions of all teams, as `TeamEnv.step` takes them. Counts the steps of the ghost agents.
+
+        `learner_actions` are (num_games * team_size, action_dim). All snapshots of a behaviour act in one batched
+        forward pass.
+        """
+        actions: list[np.ndarray] = [np.empty(0)] * len(env.teams)
+        for behavior, agent in agents.items():
+            teams = [t for t, b in enumerate(self.behaviors) if b == behavior]
+            sides = np.stack([obs[t] for t in teams], axis=1)  # (num_games, num_sides, team_size, obs_dim)
+            team, uids = env.teams[teams[0]], self.uids[:, teams]
+            chosen = np.zeros((*sides.shape[:3], team.action_dim), dtype=np.int64 if team.branches else np.float32)
+            ghosts = uids >= 0
+            if ghosts.any():
+                in_play, policy = np.unique(uids[ghosts], return_inverse=True)
+                masks = np.stack([legal_actions(env, t) for t in teams], axis=1)[ghosts]
+                policy, rows = policy.repeat(sides.shape[2]), sides[ghosts].reshape(-1, team.obs_dim)
+                masks, noise = masks.reshape(len(rows), -1), agent.noise(len(rows))
+                ghost_actions = self._stack(behavior, agent, in_play.tolist()).act(policy, rows, masks, noise)
+                chosen[ghosts] = ghost_actions.reshape(-1, *chosen.shape[2:])
+                self.ghost_steps += int(np.stack([env.alive[t] for t in teams], axis=1)[ghosts].sum())
+            if behavior == self.learner:
+                chosen[~ghosts] = learner_actions.reshape(-1, *chosen.shape[2:])
+            for k, t in enumerate(teams):
+                actions[t] = chosen[:, k]
+        return actions
+
+    def _stack(self, behavior: str, agent: Any, uids: list[int]) -> PolicyStack:
+        """The snapshots with these uids as a stack. It is kept while the same snapshots play."""
+        if behavior not in self.stacks or self.stacks[behavior][0] != uids:
+            by_uid = {s.uid: s.weights for seats in self.opponents for s in seats if s is not None}
+            self.stacks[behavior] = uids, PolicyStack(agent, [by_uid[uid] for uid in uids])
+        return self.stacks[behavior][1]
+
+    def warn_of_short_swaps(self, game_length: float) -> None:
+        """Warns once if `swap_steps` is shorter than a game of `game_length` steps, so that it cannot be kept."""
+        if not self.has_warned and 0 < self.swap_steps < self.num_ghosts * game_length:
+            self.has_warned = True
+            steps = f"--swap-steps {self.swap_steps:,} is less than the opponents' steps in one game"
+            game = f"{self.num_ghosts:,} agents of opponents, games of {game_length:.0f} steps"
+            print(f"warning: {steps} ({game}): opponents change with every game", file=sys.stderr)
+
+    def rating_of(self, behavior: str) -> float:
+        """The learner's rating; for the other behaviour, the rating of its newest snapshot."""
+        return self.rating if behavior == self.learner else self.pools[behavior].latest.rating
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics to log: current ratings, and opponents and results of the games since the last call."""
+        metrics = {f"selfplay/rating_{behavior}": self.rating_of(behavior) for behavior in self.pools}
+        if self.finished:
+            results, ratings, ages = np.array(self.finished).T
+            metrics["selfplay/win_rate"] = float(results.mean())
+            metrics["selfplay/opponent_rating_mean"] = float(ratings.mean())
+            metrics["selfplay/opponent_rating_std"] = float(ratings.std())
+            metrics["selfplay/opponent_age"] = float(ages.mean())
+            metrics["selfplay/games"] = float(len(results))
+        self.finished = []
+        return metrics

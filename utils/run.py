@@ -1,0 +1,860 @@
+"""What surrounds training in every script: arguments, run folder, curves, checkpoints, faults, model file, uploads.
+
+Nothing in this file decides what is learned. A script hands its parts to `Run` and iterates over `run.steps()`:
+
+    with Run(args, envs, total_steps, stride, model={"agent": agent}, rest={"optimizer": optimizer}) as run:
+        for global_step, seed in run.steps():
+            ...  # act, step, store, update
+            run.log(metrics, global_step + stride)
+        run.log(evaluate(...), total_steps)
+
+`Run` writes only into the run folder: args.json, TensorBoard events, checkpoint.pt, model.pt, videos/.
+"""
+
+import io
+import itertools
+import json
+import math
+import os
+import pickle
+import platform
+import random
+import re
+import shlex
+import shutil
+import signal
+import sys
+import time
+import traceback
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Protocol, TextIO, TypeVar, get_type_hints
+
+import gymnasium as gym
+import numpy as np
+import torch
+import typeguard
+import tyro
+from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from utils.errors import TaskError
+
+ArgsT = TypeVar("ArgsT")
+CHECKPOINT_FORMAT = 4  # increases when older checkpoints can no longer be read
+VERSIONS = {"torch": str(torch.__version__), "gymnasium": gym.__version__, "numpy": np.__version__}
+# Exceptions raised by missing, truncated, foreign or mismatched files.
+UNREADABLE = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(Exception):
+    """A signal asked the run to stop."""
+
+
+def one_line(error: object) -> str:
+    """The text of an exception in one line."""
+    return " ".join(str(error).split())
+
+
+def warn(message: str) -> None:
+    """Prints a warning on standard error."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+# === Arguments ========================================================================================================
+
+MAY_CHANGE = {  # arguments of a saved run that the command line may change
+    "resume": ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity", "capture_video"),
+    "evaluate": ("seed", "eval_episodes", "capture_video", "eval_games", "cross_play_games", "cross_play_snapshots")
+    + ("deterministic", "against"),
+}
+OFF_IN_EVALUATION = ("track", "capture_video", "upload_model")  # unless the command line sets them
+PACKAGES = {"track": "wandb", "upload_model": "huggingface_hub", "capture_video": "moviepy"}
+Limits = Mapping[str, tuple[float, float]]
+
+
+def fail(message: str) -> NoReturn:
+    """Ends the program before training: one sentence on standard error, exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def flag_of(name: str) -> str:
+    """The command-line flag of an argument."""
+    return f"--{name.replace('_', '-')}"
+
+
+def script_of(cls: type) -> Path:
+    """The file of the script that defines this class."""
+    return Path(str(sys.modules[cls.__module__].__file__))
+
+
+def parse_args(cls: type[ArgsT], argv: Sequence[str] | None = None) -> ArgsT:
+    """Parses the command line into a dataclass; with --resume or --evaluate the run's own arguments are the defaults.
+
+    Exits with one sentence if the run folder is not one of this script, or if an argument may not change.
+    """
+    args: Any = tyro.cli(cls, args=argv)
+    flag, folder = ("resume", args.resume) if args.resume is not None else ("evaluate", args.evaluate)
+    if folder is None:
+        return args
+    saved = read_args(cls, folder, flag)
+    changes: dict[str, Any] = {flag: folder} | (dict.fromkeys(OFF_IN_EVALUATION, False) if flag == "evaluate" else {})
+    saved |= {name: value for name, value in changes.items() if hasattr(args, name)}
+    run_args = cls(**saved)
+    args = tyro.cli(cls, args=argv, default=run_args)
+    for name, value in vars(run_args).items():
+        if getattr(args, name) != value and name not in MAY_CHANGE[flag]:
+            own = f"it is {value} there, and {getattr(args, name)} was given"
+            fail(f"{flag_of(name)} takes the run's own value with --{flag}: {own}")
+    return args
+
+
+def read_args(cls: type, folder: Path, flag: str) -> dict[str, Any]:
+    """Reads the arguments in a run folder's args.json, and checks their names and types."""
+    takes = f"--{flag} takes a run folder with the args.json of this script, and {folder} has none"
+    try:
+        saved = json.loads((folder / "args.json").read_text())
+        script, own = saved.pop("script", None), script_of(cls).name
+        if script not in (None, own):
+            fail(f"--{flag} takes a run of {own}, and {folder} is a run of {script}")
+        cls(**saved)
+        for name, hint in get_type_hints(cls).items():
+            if hint is not Path | None:
+                typeguard.check_type(saved[name], hint)
+    except typeguard.TypeCheckError as error:
+        fail(f"{takes} ({name}: {one_line(error)})")
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        fail(f"{takes} ({one_line(error)})")
+    return saved
+
+
+def prepare(args: Any, limits: Limits) -> None:
+    """Checks the arguments; exits with one sentence. From here on a signal stops the training at its next step.
+
+    The keys of `limits` are names of arguments, separated by spaces. Checks the packages and accounts that flags need,
+    too. Called before environments are made: their processes inherit the signal handlers, and so outlive a Ctrl-C.
+    """
+    for names, (low, high) in limits.items():
+        for name in names.split():
+            value = getattr(args, name)
+            if value is not None and not low <= value <= high:  # NaN fails this, too
+                fail(f"{flag_of(name)} takes a number from {low:g} to {high:g}, not {value}")
+    for flag, package in PACKAGES.items():
+        if getattr(args, flag, False) and find_spec(package) is None:
+            fail(f"{flag_of(flag)} needs the package {package}: pip install {package}")
+    if args.capture_video and getattr(args, "vectorization", "") == "native":
+        fail("--capture-video takes --vectorization sync or async: a native vector environment cannot be recorded")
+    if args.capture_video and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen: MuJoCo, then pygame
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if args.capture_video and hasattr(args, "vectorization"):
+        check_video(args.env_id)
+    if args.track:
+        check_tracking()
+    if getattr(args, "upload_model", False):
+        check_upload(args)
+    if args.evaluate is None:
+        catch_signals()
+
+
+def parse_json(flag: str, text: str, example: str) -> dict[str, Any]:
+    """The JSON object that a flag was given; exits with one sentence if it is none."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        fail(f"--{flag} takes a JSON object such as {example}, not {text} ({error})")
+    if not isinstance(value, dict):
+        fail(f"--{flag} takes a JSON object such as {example}, not {text}")
+    return value
+
+
+# === Tasks ============================================================================================================
+
+
+class TaskEnv(gym.Wrapper):
+    """Says which of several environments raised an exception, and in which step; drops infos, which cost time."""
+
+    def __init__(self, env: gym.Env, index: int) -> None:
+        super().__init__(env)
+        self.index, self.num_steps = index, 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Begins an episode."""
+        try:
+            return self.env.reset(**kwargs)
+        except (Exception, SystemExit) as error:
+            raise RuntimeError(f"environment {self.index} in reset: {type(error).__name__}: {error}") from error
+
+    def step(self, action: Any) -> Any:
+        """Takes a step."""
+        self.num_steps += 1
+        try:
+            return *self.env.step(action)[:4], {}
+        except (Exception, SystemExit) as error:
+            where = f"environment {self.index} in its step {self.num_steps:,}"
+            raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+class TaskEnvs(gym.vector.VectorWrapper):
+    """Turns exceptions of the environments into TaskError; exits with one sentence if spaces are not Box."""
+
+    def __init__(self, envs: gym.vector.VectorEnv, env_id: str) -> None:
+        super().__init__(envs)
+        takes, obs_space, action_space = (
+            "--env-id takes a task whose",
+            envs.single_observation_space,
+            envs.single_action_space,
+        )
+        if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
+            fail(f"{takes} observations flatten to a vector, and those of {env_id} are {obs_space}")
+        if not isinstance(action_space, gym.spaces.Box) or action_space.dtype.kind != "f":
+            fail(f"{takes} actions are a Box with finite bounds, and those of {env_id} are {action_space}")
+        with np.errstate(over="ignore"):
+            if not np.isfinite(action_space.high - action_space.low).all():
+                fail(f"{takes} actions are a Box with finite bounds, and those of {env_id} are {action_space}")
+        if envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP:
+            fail(f"--vectorization native takes the autoreset modes SAME_STEP and DISABLED, and {env_id} has NEXT_STEP")
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Begins episodes."""
+        try:
+            return self.env.reset(**kwargs)
+        except Exception as error:
+            raise TaskError(str(error)) from error
+
+    def step(self, actions: Any) -> Any:
+        """Takes a step in every environment."""
+        try:
+            return self.env.step(actions)
+        except Exception as error:
+            raise TaskError(str(error)) from error
+
+
+# === Run ==============================================================================================================
+
+stop_signals: list[int] = []
+
+
+def catch_signals() -> None:
+    """Makes SIGINT and SIGTERM stop the run at its next step; a second one ends the program at once."""
+
+    def stop(signum: int, _: object) -> None:
+        stop_signals.append(signum)
+        release_signals()
+
+    stop_signals.clear()
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, stop)
+
+
+def release_signals() -> None:
+    """From here on a signal ends the program at once."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def seed_streams(seed: int, global_step: int) -> int:
+    """Seeds all random streams from the run's seed and the step, so that none has to be saved; returns that seed."""
+    step_seed = int(np.random.SeedSequence((seed, global_step)).generate_state(1)[0]) // 2  # below 2^31
+    random.seed(step_seed)
+    np.random.seed(step_seed)
+    torch.manual_seed(step_seed)
+    return step_seed
+
+
+class Run:
+    """One training run in one folder. Leaving its `with` block saves, closes, uploads and says what to type next."""
+
+    def __init__(
+        self,
+        args: Any,
+        envs: Any,
+        total_steps: int,
+        stride: int,
+        *,
+        model: Mapping[str, Any],
+        rest: Mapping[str, Any],
+        buffers: Mapping[str, "Buffer"] | None = None,
+        evaluate_with: str = "--capture-video",
+    ) -> None:
+        """Makes or resumes the run folder. Exits with one sentence if that cannot be done.
+
+        An iteration of the loop takes `stride` environment steps, and the run `total_steps`. `model` are the parts of
+        model.pt and of the checkpoints. `rest` goes into the checkpoints only: modules, optimisers, and plain dicts for
+        counters. `buffers` are written to disk in increments. `evaluate_with` are the flags of the --evaluate command
+        that is suggested at the end.
+        """
+        self.args, self.envs, self.total_steps, self.stride = args, envs, total_steps, stride
+        self.model, self.evaluate_with = model, "" if getattr(args, "vectorization", "") == "native" else evaluate_with
+        self.script = script_of(type(args))
+        self.folder: Path = args.resume or make_run_folder(args)
+        self.lock = lock_folder(self.folder)
+        self.files = {
+            name: BufferFiles(buffer, self.folder / "checkpoint.replay" / name)
+            for name, buffer in (buffers or {}).items()
+        }
+        self.parts = {**model, **rest, **self.files}
+        self.global_step, self.extra_resets, self.begins_anew = 0, list[int](), True
+        self.results: dict[str, float] = {}  # the newest value of every metric
+        self.announce()
+        if args.resume is not None:
+            self.load_checkpoint()
+        settings = {"script": self.script.name} | asdict(args) | {"resume": None}
+        try:
+            write_file(self.folder / "args.json", json.dumps(settings, indent=2).encode())
+        except OSError as error:
+            fail(f"the run folder cannot be written: {error}")
+        if args.track:
+            start_tracking(self.folder, args)
+        self.writer = SummaryWriter(str(self.folder))
+        if args.resume is None:
+            self.save_checkpoint(is_finished=False)
+        self.progress = tqdm(
+            total=total_steps,
+            initial=self.global_step,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not sys.stderr.isatty(),
+        )
+        self.log_step = self.line_step = self.global_step
+        self.log_time = self.line_time = time.time()
+
+    def announce(self) -> None:
+        """Prints what will be run, and what of it may surprise."""
+        args, total = self.args, self.total_steps
+        device = next(x.device for x in all_tensors(self.model))
+        print(
+            f"{args.exp_name}: {args.env_id}, seed {args.seed}, {total:,} steps on {device}, run folder {self.folder}"
+        )
+        if total != args.total_timesteps:
+            print(
+                f"--total-timesteps {args.total_timesteps:,} is rounded up to {total:,}, a multiple of {self.stride:,}"
+            )
+        with suppress(gym.error.Error):  # a game, or an id without a version
+            limit = gym.spec(args.env_id.rpartition(":")[2]).max_episode_steps or 0
+            if 0 < args.checkpoint_freq < getattr(args, "num_envs", 0) * limit:
+                flag, longest = f"--checkpoint-freq {args.checkpoint_freq:,}", f"{args.num_envs * limit:,}"
+                warn(f"{flag} cuts episodes off that would take up to {longest} steps of all environments")
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def due(self, *frequencies: int) -> bool:
+        """Whether the current iteration passes a multiple of one of these numbers of steps; 0 is never due."""
+        step = self.global_step + self.stride
+        return any(frequency > 0 and step % frequency < self.stride for frequency in frequencies)
+
+    def begin_anew(self) -> None:
+        """Makes episodes and random streams begin anew at the next iteration."""
+        self.begins_anew = True
+
+    def steps(self) -> Iterator[tuple[int, int | None]]:
+        """Yields (global_step, seed) once an iteration: the steps taken so far, and a seed where episodes begin anew.
+
+        The seed is given at the start, after each checkpoint and after `begin_anew`, and is None otherwise. Where it is
+        given, all random streams have been seeded, and the environments are to be reset with it. So a resumed run
+        equals an uninterrupted one. Between two yields the progress bar moves, a checkpoint that is due is written, and
+        a signal stops the run. After the last step the model and the checkpoint are on disk.
+        """
+        while self.global_step < self.total_steps:
+            if stop_signals:
+                raise Stopped
+            seed = seed_streams(self.args.seed, self.global_step) if self.begins_anew else None
+            self.begins_anew = False
+            yield self.global_step, seed
+            is_due = self.due(self.args.checkpoint_freq)
+            self.global_step += self.stride
+            self.progress.update(self.stride)
+            if is_due:
+                self.save_checkpoint(is_finished=False)
+                self.begins_anew = True
+        if stop_signals:
+            raise Stopped
+        self.check_weights()
+        self.save(is_finished=False)
+        print(f"training is over, and saved in {self.folder}; the final evaluation begins", flush=True)
+        release_signals()  # nothing is left to lose
+
+    def check(self, **quantities: Any) -> None:
+        """Stops the run if a number of these quantities is not finite, with the step and the quantity's name.
+
+        A quantity is a number, or an array whose first axis is time: its rows share the steps of the iteration evenly.
+        """
+        for name, values in quantities.items():
+            rows = np.isfinite(np.atleast_1d(values))
+            if not rows.all():
+                row = int(rows.reshape(len(rows), -1).all(axis=1).argmin())
+                step = self.global_step + (row + 1) * self.stride // len(rows)
+                raise FloatingPointError(f"{name} is not a finite number at step {step:,}")
+
+    def log(self, metrics: Mapping[str, float], global_step: int) -> None:
+        """Logs one point of every metric; adds the speed since the last call, unless all are results of an evaluation.
+
+        A full disk costs points, and not the run.
+        """
+        metrics = dict(metrics)
+        if not all(name.startswith("eval/") for name in metrics):
+            metrics["charts/SPS"] = (global_step - self.log_step) / (time.time() - self.log_time)
+        self.results |= metrics
+        if self.args.track:
+            import wandb
+
+            assert wandb.run is not None
+            if global_step >= wandb.run.step:  # else W&B had it before the run was killed and resumed
+                wandb.log(metrics, step=global_step)
+        try:
+            for name, value in metrics.items():
+                self.writer.add_scalar(name, value, global_step)
+        except OSError as error:
+            warn(f"points of step {global_step:,} are not in TensorBoard: {error}")
+        self.log_step, self.log_time = global_step, time.time()
+        if global_step >= self.total_steps and any(name.startswith("eval/") for name in metrics):
+            print(describe(metrics), flush=True)
+        status = describe_status(self.results)
+        self.progress.set_postfix_str(status, refresh=False)
+        if self.progress.disable and self.log_time - self.line_time > 30:
+            speed = (global_step - self.line_step) / (self.log_time - self.line_time)
+            print(f"step {global_step:,} of {self.total_steps:,}, {speed:,.0f} steps/s, {status}", flush=True)
+            self.line_step, self.line_time = global_step, self.log_time
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        """Saves what is sound, closes everything, and ends the program with the exit status that fits."""
+        self.progress.close()
+        failure, is_finished = "", error is None
+        if isinstance(error, TaskError):
+            traceback.print_exception(error)
+            failure = f"--env-id {self.args.env_id} failed after step {self.global_step:,}: {error}"
+        elif isinstance(error, FloatingPointError):
+            failure = str(error)  # the last checkpoint is the last good state
+        if error is None or isinstance(error, (TaskError, Stopped)):
+            try:
+                self.check_weights()
+                if not self.save(is_finished):
+                    failure, is_finished = failure or "the model or the checkpoint could not be written", False
+            except FloatingPointError as not_finite:
+                failure, is_finished = str(not_finite), False
+        self.close(terminate=bool(failure) or isinstance(error, KeyboardInterrupt))
+        if error is not None and not failure and not isinstance(error, (Stopped, KeyboardInterrupt)):
+            return False  # an exception of our own code: a traceback, and no checkpoint of its state
+        if is_finished and getattr(self.args, "upload_model", False):
+            upload_model(self.folder, self.args, self.results)
+        self.lock.close()
+        self.suggest(is_finished)
+        if failure:
+            print(f"error: {failure}", file=sys.stderr)
+            raise SystemExit(1)
+        if not is_finished:
+            signum = stop_signals[0] if stop_signals else signal.SIGINT
+            print(f"stopped by signal {int(signum)} after step {self.global_step:,}")
+            raise SystemExit(128 + signum)
+        return True
+
+    def check_weights(self) -> None:
+        """Raises FloatingPointError if a number in the model is not finite."""
+        if not all(x.isfinite().all() for x in all_tensors(self.model)):
+            raise FloatingPointError(f"weights are not finite numbers at step {self.global_step:,}")
+
+    def close(self, terminate: bool) -> None:
+        """Closes the environments and the loggers."""
+        try:
+            self.envs.close(
+                **({"terminate": True} if terminate and isinstance(self.envs, gym.vector.VectorEnv) else {})
+            )
+        except Exception as error:  # the task's own code, or a process of it that is gone
+            warn(f"{self.args.env_id} cannot be closed: {type(error).__name__}: {error}")
+        with suppress(OSError):  # `log` has warned of it
+            self.writer.close()
+        release_signals()  # nothing is left to lose: a signal ends a transfer that hangs
+        if self.args.track:
+            import wandb
+
+            wandb.finish()
+
+    def suggest(self, is_finished: bool) -> None:
+        """Prints the commands that a user may want next."""
+        script = os.path.relpath(self.script)
+        print(f"run folder: {self.folder}\nnext: tensorboard --logdir {self.folder.parent}")
+        if (self.folder / "model.pt").exists():
+            print(f"      python {script} --evaluate {self.folder} {self.evaluate_with}".rstrip())
+        if not is_finished and (self.folder / "checkpoint.pt").exists():
+            print(f"      python {script} --resume {self.folder}")
+
+    # --- model file and checkpoints ---
+
+    def save(self, is_finished: bool) -> bool:
+        """Writes model.pt and a checkpoint; warns and returns False if one of them could not be written."""
+        if not self.begins_anew:  # the run can go on from here only by an additional reset
+            self.extra_resets.append(self.global_step)
+            self.begins_anew = True
+        is_written = True
+        if self.args.save_model:
+            model = {name: part.state_dict() for name, part in self.model.items()}
+            facts = {"args": asdict(self.args) | {"resume": None}, "script": self.script.name, "versions": VERSIONS}
+            try:
+                write_file(self.folder / "model.pt", to_bytes(model | facts))
+            except OSError as error:
+                warn(f"no model.pt: {error}")
+                is_written = False
+        return self.save_checkpoint(is_finished) and is_written
+
+    def save_checkpoint(self, is_finished: bool) -> bool:
+        """Writes checkpoint.pt; the one before becomes checkpoint.previous.pt. Warns and returns False if it cannot."""
+        try:
+            self.writer.flush()
+        except OSError:  # its thread is gone, and its points are lost: the next ones go to a new file
+            self.writer.file_writer = self.writer.all_writers = None
+        facts = {"script": self.script.name, "format": CHECKPOINT_FORMAT, "versions": VERSIONS}
+        facts |= {"global_step": self.global_step, "extra_resets": self.extra_resets, "is_finished": is_finished}
+        path = self.folder / "checkpoint.pt"
+        try:
+            state = {n: dict(part) if isinstance(part, dict) else part.state_dict() for n, part in self.parts.items()}
+            events = {path.name: path.stat().st_size for path in self.folder.glob("events.*")}
+            for name in events:
+                with (self.folder / name).open("rb+") as file:
+                    os.fsync(file.fileno())
+            write_file(path.with_name("checkpoint.next.pt"), to_bytes(facts | {"parts": state, "events": events}))
+            if path.exists():
+                os.replace(path, path.with_name("checkpoint.previous.pt"))
+            os.replace(path.with_name("checkpoint.next.pt"), path)
+        except OSError as error:
+            warn(f"no checkpoint at step {self.global_step:,}, and the one before stays: {error}")
+            return False
+        for files in self.files.values():
+            files.remove_old()
+        return True
+
+    def load_checkpoint(self) -> None:
+        """Loads the newest whole checkpoint into the parts, and cuts off what was logged after it.
+
+        Exits with one sentence if there is none, or if nothing is left to do.
+        """
+        folder, damaged = self.folder, dict[Path, str]()
+        names = ["checkpoint.pt", "checkpoint.previous.pt"]
+        if (folder / "checkpoint.next.pt").exists():  # whole, but the run was killed before it got its name
+            names = ["checkpoint.next.pt", *names]
+        for path in map(folder.joinpath, names):
+            try:
+                state = read_file(path)
+                if state["format"] != CHECKPOINT_FORMAT:
+                    raise ValueError(f"it has format {state['format']}, and this version reads {CHECKPOINT_FORMAT}")
+                for name, part in self.parts.items():
+                    if isinstance(part, dict):
+                        part.update(state["parts"][name])
+                    else:
+                        part.load_state_dict(state["parts"][name])
+                break
+            except UNREADABLE as error:
+                damaged[path] = f"{path.name}: {type(error).__name__}: {one_line(error)}"[:300]
+        else:
+            reason = "; ".join(damaged.values())
+            fail(
+                f"--resume takes a run folder with a whole checkpoint of this script, and {folder} has none ({reason})"
+            )
+        step, flag = state["global_step"], f"--total-timesteps {self.args.total_timesteps:,}"
+        if state["is_finished"] and step >= self.total_steps:
+            fail(f"--resume takes a run that has not finished, or more --total-timesteps than the {step:,} of {folder}")
+        if step > self.total_steps:
+            fail(f"{flag} takes no fewer steps than the {step:,} that {folder} has had")
+        if damaged:
+            warn(f"going on from {path.name}, because the newer one is damaged ({'; '.join(damaged.values())})")
+        for damaged_path in damaged:
+            damaged_path.unlink(missing_ok=True)  # else it would become the previous checkpoint
+        if state["versions"] != VERSIONS:
+            warn(f"the run was begun with {state['versions']} and goes on with {VERSIONS}")
+        for events in folder.glob("events.*"):
+            if events.name in state["events"]:
+                os.truncate(events, min(state["events"][events.name], events.stat().st_size))
+            else:
+                events.unlink()
+        self.global_step, self.extra_resets = step, state["extra_resets"]
+        print(f"going on from step {step:,}")
+
+
+def describe(metrics: Mapping[str, float]) -> str:
+    """The results of an evaluation in one line."""
+    if "eval/return_mean" in metrics:
+        mean, std, length = (metrics[f"eval/{name}"] for name in ("return_mean", "return_std", "length_mean"))
+        return f"evaluation: return {mean:.2f} +/- {std:.2f}, length {length:.1f}"
+    return f"scores: {describe_status(metrics)}"
+
+
+def describe_status(metrics: Mapping[str, float]) -> str:
+    """The newest results in one line, for the progress bar and the log file."""
+    labels = {"charts/episodic_return": "return", "eval/return_mean": "evaluation"}
+    status = []
+    for name, value in metrics.items():
+        if name in labels and not math.isnan(value):
+            status.append(f"{labels[name]} {value:.1f}")
+        elif name.startswith("selfplay/rating_"):
+            status.append(f"training rating {name.removeprefix('selfplay/rating_')} {value:.0f}")
+        elif "_score_vs_" in name:
+            status.append(f"{name.removeprefix('eval/').replace('_score_vs_', ' against ')} {value:.2f}")
+    return ", ".join(status)
+
+
+# === Files ============================================================================================================
+
+
+def make_run_folder(args: Any) -> Path:
+    """Makes a new folder for the run; a counter distinguishes runs that start in the same second."""
+    name = re.sub(r"[^\w.-]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
+    for counter in itertools.count(1):
+        folder = Path("runs") / (name if counter == 1 else f"{name}-{counter}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            fail(f"the run folder cannot be made: {error}")
+        return folder
+    raise AssertionError("unreachable")
+
+
+def lock_folder(folder: Path) -> TextIO:
+    """Locks the run folder until the returned file is closed or the process ends."""
+    try:
+        lock = (folder / "lock").open("w")
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(f"--resume takes a run that is not running, and {folder} is")
+    except OSError as error:
+        fail(f"the run folder cannot be written: {error}")
+    return lock
+
+
+def write_file(path: Path, contents: bytes) -> None:
+    """Replaces a file atomically: after a kill or a power cut there is the old file or the new one."""
+    new = path.with_name(path.name + ".new")
+    try:
+        with new.open("wb") as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)  # half a file, which fills the disk
+        raise
+
+
+def to_bytes(state: Mapping[str, Any]) -> bytes:
+    """The file that `torch.save` makes of a state."""
+    contents = io.BytesIO()
+    torch.save(state, contents)
+    return contents.getvalue()
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Reads a file of `to_bytes`; verifies its checksums and runs no code from it. Raises one of UNREADABLE."""
+    with zipfile.ZipFile(path) as archive:
+        if archive.testzip() is not None:  # PyTorch itself does not look at the checksums
+            raise ValueError("wrong checksum")
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "evaluate") -> None:
+    """Loads the parts of a run's model.pt; exits with one sentence if it is missing, damaged or of other networks."""
+    try:
+        state = read_file(folder / "model.pt")
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+    except UNREADABLE as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"[:300]
+        fail(f"--{flag} takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
+
+
+def all_tensors(parts: Mapping[str, Any]) -> Iterator[Tensor]:
+    """All tensors in the state of the modules among these parts."""
+    for part in parts.values():
+        if isinstance(part, nn.Module):
+            yield from part.state_dict().values()
+
+
+class Buffer(Protocol):
+    """What a replay buffer needs for its checkpoints."""
+
+    total: int  # transitions stored so far: transition i is in row i % capacity
+
+    def columns(self) -> dict[str, Tensor]:
+        """All that is stored: tensors (capacity, ...)."""
+
+
+class BufferFiles:
+    """A replay buffer on disk: each checkpoint writes the transitions since the one before to a file of their own."""
+
+    def __init__(self, buffer: Buffer, folder: Path) -> None:
+        self.buffer, self.folder = buffer, folder
+        self.files: list[
+            tuple[int, int]
+        ] = []  # of the newest checkpoint: the first transition, and the one after the last
+        self.previous: list[tuple[int, int]] = []  # of the checkpoint before
+
+    def rows(self, start: int, stop: int, column: Tensor) -> Tensor:
+        """The rows of these transitions."""
+        return torch.arange(start, stop, device=column.device) % len(column)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Writes the new transitions, and returns the names of all files that hold the buffer."""
+        columns, total = self.buffer.columns(), self.buffer.total
+        oldest = total - len(next(iter(columns.values())))
+        start = max(self.files[-1][1] if self.files else 0, oldest)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if start < total:
+            arrays = {name: x[self.rows(start, total, x)].cpu().numpy() for name, x in columns.items()}
+            contents = io.BytesIO()
+            np.savez(contents, allow_pickle=False, **arrays)
+            write_file(self.folder / f"{start}.npz", contents.getvalue())
+            self.files = [file for file in self.files if file[1] > oldest] + [(start, total)]
+        return {"total": total, "files": self.files}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Reads these files."""
+        for start, stop in state["files"]:
+            with np.load(self.folder / f"{start}.npz") as arrays:
+                for name, x in self.buffer.columns().items():
+                    x[self.rows(start, stop, x)] = torch.as_tensor(arrays[name], device=x.device)
+        self.buffer.total, self.files, self.previous = state["total"], state["files"], state["files"]
+
+    def remove_old(self) -> None:
+        """Removes files that neither the newest checkpoint nor the one before needs."""
+        needed = {f"{start}.npz" for start, _ in self.files + self.previous}
+        for path in self.folder.iterdir():
+            if path.name not in needed:
+                with suppress(OSError):  # only disk space is lost
+                    path.unlink()
+        self.previous = self.files
+
+
+# === Weights & Biases, Hugging Face Hub, videos =======================================================================
+
+
+def check_video(env_id: str) -> None:
+    """Checks that a Gymnasium task can be rendered; exits with one sentence."""
+    try:
+        with gym.make(env_id, render_mode="rgb_array") as env:
+            env.reset()
+            frame = env.render()
+    except Exception as error:  # each task, and each renderer, has its own errors
+        fail(f"--capture-video cannot render {env_id}: {type(error).__name__}: {one_line(error)}")
+    if not isinstance(frame, np.ndarray):
+        fail(f"--capture-video takes a task that renders pictures, and {env_id} renders none")
+
+
+def check_tracking() -> None:
+    """Checks that W&B can be used; exits with one sentence."""
+    mode = os.environ.get("WANDB_MODE", "online")
+    if mode not in ("online", "offline", "disabled", "shared"):
+        fail(f"--track takes WANDB_MODE=online, offline, disabled or shared, and it is {mode}")
+    if mode == "online":
+        import wandb
+
+        try:
+            is_logged_in = wandb.login(prompt=False)
+        except wandb.Error as error:
+            fail(f"--track cannot log in to W&B: {one_line(error)}")
+        if not is_logged_in:
+            fail("--track takes a W&B account: log in with `wandb login`, or set WANDB_MODE=offline")
+
+
+def start_tracking(folder: Path, args: Any) -> None:
+    """Starts or resumes the W&B run with the folder's name, and gives it all points of TensorBoard that it lacks.
+
+    Offline these are all points of a resumed run: a kill may have cut off the old record, and the new one replaces it.
+    """
+    import wandb
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for record in (folder / "wandb").glob("offline-run-*"):
+        shutil.rmtree(record)
+    project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
+    run = wandb.init(
+        project=project, entity=entity, id=folder.name, resume="allow", dir=folder.resolve(), config=config
+    )
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    points: dict[int, dict[str, float]] = {}
+    for name in events.Tags()["scalars"]:
+        for event in events.Scalars(name):
+            points.setdefault(event.step, {})[name] = event.value
+    for step in sorted(points):
+        if step >= run.step:
+            run.log(points[step], step=step)
+
+
+def hub_repo_id(args: Any) -> str:
+    """Name of the run's repository on the Hugging Face Hub."""
+    name = re.sub(r"[^\w.-]", "-", f"{args.env_id}-{args.exp_name}-seed{args.seed}", flags=re.ASCII)
+    return f"{args.hf_entity}/{name}"
+
+
+def check_upload(args: Any) -> None:
+    """Checks that the model can be uploaded; exits with one sentence."""
+    from huggingface_hub import get_token
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    if args.hf_entity is None or not args.save_model:
+        fail("--upload-model takes --save-model and --hf-entity NAME, a user or organisation on the Hugging Face Hub")
+    if get_token() is None:
+        fail("--upload-model takes a Hugging Face account: log in with `hf auth login`, or set HF_TOKEN")
+    try:
+        validate_repo_id(hub_repo_id(args))
+    except HFValidationError as error:
+        fail(f"--upload-model takes an --hf-entity and --exp-name that the Hub allows: {one_line(error)}")
+
+
+def command_of(args: Any) -> str:
+    """The command that repeats a run: the script and all arguments that differ from their defaults."""
+    words = ["python", script_of(type(args)).name]
+    for field in fields(args):
+        value, flag = getattr(args, field.name), flag_of(field.name)
+        if value != field.default and field.name not in ("resume", "evaluate"):
+            words += (
+                [flag if value else flag.replace("--", "--no-", 1)] if isinstance(value, bool) else [flag, str(value)]
+            )
+    return shlex.join(words)
+
+
+def upload_model(folder: Path, args: Any, metrics: Mapping[str, float]) -> None:
+    """Writes a model card into the run folder, and uploads the folder to the Hugging Face Hub; warns if that fails."""
+    from huggingface_hub import EvalResult, HfApi, ModelCardData
+
+    result = f"{metrics['eval/return_mean']:.2f} +/- {metrics['eval/return_std']:.2f}"
+    card = ModelCardData(
+        library_name="pytorch",
+        tags=["reinforcement-learning", "deep-reinforcement-learning", args.exp_name, args.env_id],
+        model_name=args.exp_name,
+        eval_results=[EvalResult("reinforcement-learning", args.env_id, args.env_id, "mean_reward", result)],
+    )
+    versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, Gymnasium {gym.__version__}"
+    script = script_of(type(args)).name
+    try:
+        (folder / "README.md").write_text(
+            f"---\n{card.to_yaml()}\n---\n\n# {args.exp_name} on {args.env_id}\n\n"
+            f"Return of the final deterministic policy: {result} over {args.eval_episodes} episodes.\n\n"
+            f"Trained with {versions}:\n\n    {command_of(args)}\n\n"
+            f"Play it again, from a download of this repository:\n\n    python {script} --evaluate FOLDER\n"
+        )
+        api = HfApi()
+        repo_id = api.create_repo(hub_repo_id(args), exist_ok=True).repo_id
+        url = api.upload_folder(repo_id=repo_id, folder_path=folder, ignore_patterns=["wandb/*", "checkpoint*"])
+        print(f"uploaded: {url}")
+    except Exception as error:  # network, server and library each have their own errors, and none may cost the run
+        warn(f"--upload-model failed, and everything is still in {folder}: {type(error).__name__}: {one_line(error)}")

@@ -1,0 +1,623 @@
+"""Soft actor-critic, the first release: a state value takes the place of the target critics.
+
+Haarnoja et al. 2018a, https://arxiv.org/abs/1801.01290, eq. 5 to 13 and Algorithm 1; also the SAC of Spinning Up's
+TensorFlow version, of Intel Coach and of ML-Agents. How it differs from `sac_continuous.py`:
+- A network V(s) regresses on the soft value of fresh actions (`compute_vf_loss`, eq. 5). The critics bootstrap from its
+  target copy (`compute_td_target`, eq. 8), which is the only target network.
+- The entropy coefficient is fixed (0.2, a reward scale of 5 in the paper). `--autotune` learns it.
+
+    python variants/sac_value_network.py --env-id HalfCheetah-v5
+
+`docs/sac.md` explains the rest of the file.
+"""
+
+import copy
+import itertools
+import math
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from gymnasium.spaces import flatdim
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ stands there
+from utils.run import Run, TaskEnv, TaskEnvs, describe, fail, load_model, parse_args, prepare  # noqa: E402
+
+# === Arguments ========================================================================================================
+
+
+@dataclass
+class Args:
+    """SAC with a state value: trains on any Gymnasium task with continuous actions."""
+
+    # --- experiment ---
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
+    seed: int = 1  # seed of the networks, the exploration, the minibatches and the environments
+    cuda: bool = True  # use the GPU if there is one
+    compile: bool = True  # compile the update: starts some seconds later, and trains faster
+    track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
+    wandb_project_name: str = "continuous-control"  # W&B project
+    wandb_entity: str | None = None  # W&B team or user; default: that of the account
+    capture_video: bool = False  # record the first episode of every evaluation into videos/ of the run folder
+    save_model: bool = True  # write model.pt into the run folder at the end
+    upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
+    hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
+    eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
+    eval_episodes: int = 10  # episodes of an evaluation
+    evaluate: Path | None = None  # do not train: evaluate the model of this run folder
+    checkpoint_freq: int = 20_000  # environment steps between checkpoints (with resets); 0: only first and last
+    resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
+
+    # --- environment ---
+    env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
+    num_envs: int = 1  # parallel environments
+    vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
+
+    # --- algorithm ---
+    total_timesteps: int = 1_000_000  # environment steps of the run, over all environments
+    buffer_size: int = 1_000_000  # transitions in the replay buffer; the oldest are overwritten
+    batch_size: int = 256  # transitions in a minibatch
+    learning_starts: int = 5_000  # environment steps with uniformly random actions before the first update
+    updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each
+    gamma: float = 0.99  # discount factor
+    tau: float = 0.005  # step size of the target network towards the state value
+    policy_frequency: int = 1  # the actor is updated after every N critic updates, then N times
+    target_network_frequency: int = 1  # the target network is updated every N updates
+    policy_lr: float = 1e-3  # learning rate of the actor
+    q_lr: float = 1e-3  # learning rate of the critics and of the state value
+    alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
+    policy_lr_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to zero over the run
+    q_lr_schedule: Literal["constant", "linear"] = "constant"  # the same for the critics
+    alpha_lr_schedule: Literal["constant", "linear"] = "constant"  # the same for the entropy coefficient
+    alpha: float = 0.2  # entropy coefficient: its initial value, or without --autotune its fixed value
+    autotune: bool = False  # learn the entropy coefficient
+    target_entropy_scale: float = 1.0  # the target entropy is minus this times the number of action dimensions
+    norm_obs: bool = False  # normalise observations by their running mean and standard deviation, clipped to [-10, 10]
+    log_freq: int = 1_000  # environment steps between points of the training curves
+
+
+LIMITS = {
+    "gamma tau": (0, 1),
+    "eval_episodes num_envs total_timesteps buffer_size batch_size": (1, 1e12),
+    "policy_frequency target_network_frequency log_freq": (1, 1e12),
+    "eval_freq checkpoint_freq learning_starts updates_per_step": (0, 1e12),
+    "policy_lr q_lr alpha_lr target_entropy_scale": (0, 1e12),
+    "alpha": (1e-9, 1e9),
+    "seed": (0, 2**31),
+}
+
+# === Environments =====================================================================================================
+
+
+def make_env(env_id: str, index: int, video_folder: Path | None = None, video_name: str = "") -> gym.Env:
+    """One environment with flat observations; its first episode is recorded if there is a folder for the video."""
+    env = gym.make(env_id) if video_folder is None else gym.make(env_id, render_mode="rgb_array")
+    if video_folder is not None:
+        warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
+        env = gym.wrappers.RecordVideo(env, str(video_folder), lambda episode: episode == 0, name_prefix=video_name)
+    if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
+        env = gym.wrappers.FlattenObservation(env)
+    return TaskEnv(env, index)
+
+
+def make_envs(args: Args, num_envs: int, video_folder: Path | None = None, video_name: str = "") -> VectorEnv:
+    """`num_envs` environments stepped together; exits with one sentence if the task is not one for this script."""
+    env_fns = [partial(make_env, args.env_id, i, None if i else video_folder, video_name) for i in range(num_envs)]
+    try:
+        if args.vectorization == "native":
+            envs = gym.make_vec(args.env_id, num_envs, vectorization_mode="vector_entry_point")
+        else:
+            vector_class = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[args.vectorization]
+            envs = vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+    except (Exception, SystemExit) as error:  # raised by Gymnasium or by the task's own code
+        fail(f"--env-id {args.env_id} cannot be made: {type(error).__name__}: {' '.join(str(error).split())}")
+    return TaskEnvs(envs, args.env_id)
+
+
+def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
+
+    Returns obs, final_obs (num_envs, obs_dim), rewards, terminations, truncations (num_envs,). `final_obs` is what the
+    step led to. `obs` is what to act on next: where an episode has ended, the first observation of the next one.
+    """
+    space = envs.single_action_space
+    assert isinstance(space, gym.spaces.Box)
+    shares = 0.5 * (actions.reshape(envs.action_space.shape) + 1.0)
+    env_actions = (space.low + shares * (space.high - space.low)).clip(space.low, space.high)
+    obs, rewards, terminations, truncations, infos = envs.step(env_actions)
+    final_obs, dones = obs, terminations | truncations
+    if dones.any():
+        final_obs = obs.copy()
+        if envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP:
+            final_obs[dones] = np.stack(infos["final_obs"][dones])
+        else:
+            obs, _ = envs.reset(options={"reset_mask": dones})
+    return obs, final_obs, rewards, terminations, truncations
+
+
+# === Networks =========================================================================================================
+
+
+class RunningMeanStd(nn.Module):
+    """Running mean and variance of a stream of any shape; part of the model, and saved with it.
+
+    Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...] = (), epsilon: float = 1e-8) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def update(self, x: Tensor) -> None:
+        """Adds a batch (n, *shape)."""
+        x = x.double()
+        total = self.count + len(x)
+        delta = x.mean(0) - self.mean
+        squares = self.var * self.count + x.var(0, correction=0) * len(x) + delta**2 * self.count * len(x) / total
+        self.mean += delta * len(x) / total
+        self.var.copy_(squares / total)
+        self.count.copy_(total)
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation, never zero."""
+        return (self.var + self.epsilon).sqrt()
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """(..., *shape) to mean 0 and standard deviation 1, clipped to [-10, 10]."""
+        return ((x - self.mean) / self.std).clamp(-10.0, 10.0).float()
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    """ReLU network with PyTorch's default initialisation."""
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(sizes):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Actor(nn.Module):
+    """Normal policy, squashed by tanh; its mean and log standard deviation both depend on the observation."""
+
+    def __init__(self, obs_dim: int, action_dim: int) -> None:
+        super().__init__()
+        self.net = mlp(obs_dim, 256, 256, 2 * action_dim)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Observations (..., obs_dim) to the mean and the log standard deviation (..., action_dim) before squashing."""
+        mean, log_std = self.net(obs).chunk(2, dim=-1)
+        return mean, log_std.clamp(-20.0, 2.0)
+
+
+class TwinLinear(nn.Module):
+    """Two linear layers, one a critic, as one batched product; initialised like `nn.Linear`."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(fan_in)
+        self.weight = nn.Parameter(torch.empty(2, fan_in, fan_out).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(2, 1, fan_out).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(2, batch_size, fan_in) to (2, batch_size, fan_out)."""
+        if self.weight.shape[2] == 1:  # as a matrix product it would take three times as long
+            return (x * self.weight.mT).sum(-1, keepdim=True) + self.bias
+        return x @ self.weight + self.bias
+
+
+class TwinQNetwork(nn.Module):
+    """Both critics. Each parameter has one row a critic; for layer normalisation, see `docs/sac.md`."""
+
+    def __init__(self, obs_dim: int, action_dim: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, 256, 256, 1)):
+            layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
+        self.net = nn.Sequential(*layers[:-1])
+        assert all(len(parameter) == 2 for parameter in self.parameters()), "the critics would share a parameter"
+
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """Observations (batch_size, obs_dim) and actions (batch_size, action_dim) to both values (2, batch_size)."""
+        return self.net(torch.cat([obs, actions], dim=-1).expand(2, -1, -1)).squeeze(-1)
+
+
+class Agent(nn.Module):
+    """All that is saved: policy, critics, state value, its target, entropy coefficient and observation statistics."""
+
+    def __init__(self, envs: VectorEnv, args: Args) -> None:
+        super().__init__()
+        obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
+        self.norm_obs = args.norm_obs
+        self.obs_rms = RunningMeanStd((obs_dim,))
+        self.actor = Actor(obs_dim, action_dim)
+        self.qf = TwinQNetwork(obs_dim, action_dim)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
+        self.vf = mlp(obs_dim, 256, 256, 1)
+        self.vf_target = copy.deepcopy(self.vf).requires_grad_(False)
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        """What each of the optimisers steps."""
+        critics = [*self.qf.parameters(), *self.vf.parameters()]  # they share no parameter: one step takes both
+        return {"policy": [*self.actor.parameters()], "q": critics, "alpha": [self.log_alpha]}
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Raw observations (..., obs_dim) to what the networks take."""
+        return self.obs_rms.normalize(obs) if self.norm_obs else obs
+
+    @torch.no_grad()
+    def act(self, obs: np.ndarray, noise: Tensor | float = 0.0) -> np.ndarray:
+        """Raw observations (num_envs, obs_dim) to actions (num_envs, action_dim); deterministic without noise."""
+        device = self.obs_rms.mean.device
+        mean, log_std = self.actor(self.normalize(torch.as_tensor(obs, dtype=torch.float32, device=device)))
+        return (mean + log_std.exp() * noise).tanh().cpu().numpy()
+
+
+# === Replay buffer ====================================================================================================
+
+
+class ReplayBuffer:
+    """The last `capacity` transitions, one row each, so that a minibatch is one gather."""
+
+    def __init__(self, capacity: int, obs_dim: int, action_dim: int, device: torch.device) -> None:
+        self.widths = [obs_dim, action_dim, 1, obs_dim, 1]
+        self.data = torch.zeros((capacity, sum(self.widths)), device=device)
+        self.total = 0  # transitions stored so far: transition i is in row i % capacity
+
+    def columns(self) -> dict[str, Tensor]:
+        """All that a checkpoint holds: tensors (capacity, ...)."""
+        return {"rows": self.data}
+
+    def add(
+        self, obs: np.ndarray, actions: np.ndarray, rewards: np.ndarray, final_obs: np.ndarray, terminations: np.ndarray
+    ) -> None:
+        """Stores a batch: obs, final_obs (n, obs_dim), actions (n, action_dim), rewards, terminations (n,)."""
+        columns = (obs, actions, rewards[:, None], final_obs, terminations[:, None])
+        rows = torch.as_tensor(np.concatenate(columns, axis=1, dtype=np.float32), device=self.data.device)
+        self.data[torch.arange(self.total, self.total + len(rows), device=rows.device) % len(self.data)] = rows
+        self.total += len(rows)
+
+    def sample(self, batch_size: int) -> tuple[Tensor, ...]:
+        """Uniformly with replacement: obs, actions, rewards (batch_size,), next_obs, terminations (batch_size,)."""
+        return self.gather(torch.randint(min(self.total, len(self.data)), (batch_size,), device=self.data.device))
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, ...]:
+        """The transitions in these rows (batch_size,), split as `sample` has them."""
+        obs, actions, rewards, next_obs, terminations = self.data.index_select(0, indices).split(self.widths, dim=1)
+        return obs, actions, rewards.squeeze(1), next_obs, terminations.squeeze(1)
+
+
+# === Losses and update ================================================================================================
+
+Metrics = dict[str, Tensor]
+Batch = tuple[Tensor, ...]  # the columns of a minibatch
+
+
+def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Actions tanh(u) (..., action_dim) with u normal, and their log-probability (...), differentiable (appendix C).
+
+    `noise` (..., action_dim) is standard normal. log(1 - tanh(u)^2) is computed as 2 (log 2 - u - softplus(-2u)), which
+    neither overflows nor loses precision where tanh saturates.
+    """
+    u = mean + log_std.exp() * noise
+    log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+    log_det = 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+    return u.tanh(), (log_normal - log_det).sum(-1)
+
+
+@torch.no_grad()
+def compute_td_target(agent: Agent, rewards: Tensor, next_obs: Tensor, terminations: Tensor, args: Args) -> Tensor:
+    """The critics' regression target (batch_size,): reward plus discounted value of the next state (eq. 8)."""
+    next_values = agent.vf_target(next_obs).squeeze(-1)
+    return rewards + args.gamma * (1.0 - terminations) * next_values
+
+
+def compute_vf_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Metrics]:
+    """Mean squared error of the state value to the soft value of fresh actions (eq. 5, without its factor 1/2)."""
+    with torch.no_grad():
+        mean, log_std = agent.actor(obs)
+        actions, log_prob = sample_actions(mean, log_std, noise)
+        soft_values = agent.qf(obs, actions).amin(0) - agent.log_alpha.exp() * log_prob
+    vf_values = agent.vf(obs).squeeze(-1)
+    vf_loss = (vf_values - soft_values).square().mean()
+    return vf_loss, {"losses/vf_loss": vf_loss, "losses/vf_values": vf_values.mean()}
+
+
+def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tensor) -> tuple[Tensor, Metrics]:
+    """Mean squared Bellman error, summed over the critics (eq. 7, without its factor 1/2)."""
+    qf_values = agent.qf(obs, actions)  # (2, batch_size)
+    qf_losses = (qf_values - td_target).square().mean(1)
+    metrics = {"losses/qf1_loss": qf_losses[0], "losses/qf2_loss": qf_losses[1]}
+    return qf_losses.sum(), metrics | {
+        "losses/qf1_values": qf_values[0].mean(),
+        "losses/qf2_values": qf_values[1].mean(),
+    }
+
+
+def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+    """The policy's loss (eq. 12), and the log-probabilities (batch_size,) of the actions that it was computed from."""
+    mean, log_std = agent.actor(obs)
+    actions, log_prob = sample_actions(mean, log_std, noise)
+    actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(obs, actions).amin(0)).mean()
+    metrics = {
+        "losses/actor_loss": actor_loss,
+        "losses/entropy": -log_prob.mean(),
+        "losses/action_magnitude": actions.abs().mean(),
+    }
+    return (
+        actor_loss,
+        log_prob,
+        metrics | {"losses/policy_mean": mean.mean(), "losses/policy_std": log_std.exp().mean()},
+    )
+
+
+def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
+    """The entropy coefficient's loss, which raises it while the entropy is below its target (2018b, eq. 18)."""
+    alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
+    return alpha_loss, {"losses/alpha_loss": alpha_loss}
+
+
+class Adam:
+    """Adam (Kingma and Ba 2015) on one vector: the parameters become views of it, so that a step is one operation.
+
+    Computes what `torch.optim.Adam` does, without its overhead of 0.1 to 0.3 ms. Another optimiser: see `docs/sac.md`.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, beta1: float, beta2: float, eps: float) -> None:
+        parameters = list(parameters)
+        self.vector = torch.cat([x.detach().flatten() for x in parameters])
+        for parameter, chunk in zip(parameters, self.vector.split([x.numel() for x in parameters]), strict=True):
+            parameter.data = chunk.view_as(parameter)
+        self.lr, self.beta1, self.beta2, self.eps = lr, beta1, beta2, eps
+        self.mean, self.square = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
+        self.num_steps = torch.zeros((), device=self.vector.device)
+
+    def step(self, gradient: Tensor) -> None:
+        """Steps the parameters by their gradient, one vector (`compute_gradient`)."""
+        self.num_steps += 1
+        settings: dict[str, Any] = {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
+        settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        torch._fused_adam_([self.vector], [gradient], [self.mean], [self.square], [], [self.num_steps], **settings)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The moments and the number of steps, for a checkpoint."""
+        return {"mean": self.mean, "square": self.square, "num_steps": self.num_steps}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restores them."""
+        for name, value in self.state_dict().items():
+            value.copy_(state[name])
+
+
+def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The gradient with respect to these parameters, and no others, as one vector."""
+    return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(parameters))])
+
+
+def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tuple[Tensor, Metrics]:
+    """The gradient of the critics and of the state value on a batch (`ReplayBuffer.sample`)."""
+    obs, actions, rewards, next_obs, terminations = batch
+    obs, next_obs = agent.normalize(obs), agent.normalize(next_obs)
+    td_target = compute_td_target(agent, rewards, next_obs, terminations, args)
+    qf_loss, metrics = compute_qf_loss(agent, obs, actions, td_target)
+    vf_loss, vf_metrics = compute_vf_loss(agent, obs, noise)
+    gradient, metrics = compute_gradient(qf_loss + vf_loss, agent.groups()["q"]), metrics | vf_metrics
+    metrics["losses/qf_grad_norm"] = gradient.norm()
+    return gradient, {name: value.detach() for name, value in metrics.items()}
+
+
+def compute_actor_gradient(
+    agent: Agent, batch: Batch, noise: Tensor, args: Args
+) -> tuple[Tensor, Tensor | None, Metrics]:
+    """The gradients of the actor and, with --autotune, of the entropy coefficient; the critics get none."""
+    actor_loss, log_prob, metrics = compute_actor_loss(agent, agent.normalize(batch[0]), noise)
+    gradient, alpha_gradient = compute_gradient(actor_loss, agent.groups()["policy"]), None
+    metrics["losses/actor_grad_norm"] = gradient.norm()
+    if args.autotune:
+        alpha_loss, alpha_metrics = compute_alpha_loss(agent, log_prob, -args.target_entropy_scale * noise.shape[1])
+        alpha_gradient, metrics = compute_gradient(alpha_loss, agent.groups()["alpha"]), metrics | alpha_metrics
+    return gradient, alpha_gradient, {name: value.detach() for name, value in metrics.items()}
+
+
+@torch.no_grad()
+def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
+    """Moves the target's parameters by `tau` towards the source's, and copies buffers."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):
+        target_buffer.copy_(buffer)
+
+
+Gradients = tuple[Callable[..., tuple[Tensor, Metrics]], Callable[..., tuple[Tensor, Tensor | None, Metrics]]]
+PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # the compiled forms of both take their place
+
+
+def update(
+    agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
+) -> Metrics:
+    """One round of Algorithm 1: critics and state value, actor, target; `step` counts the earlier rounds."""
+    (qf_gradient, actor_gradient), actions = gradients, batch[1]
+    gradient, metrics = qf_gradient(agent, batch, torch.randn_like(actions), args)
+    optimizers["q"].step(gradient)
+
+    if step % args.policy_frequency == 0:
+        for _ in range(args.policy_frequency):
+            gradient, alpha_gradient, actor_metrics = actor_gradient(agent, batch, torch.randn_like(actions), args)
+            optimizers["policy"].step(gradient)
+            if alpha_gradient is not None:
+                optimizers["alpha"].step(alpha_gradient)
+            metrics |= actor_metrics
+
+    if step % args.target_network_frequency == 0:
+        update_target(agent.vf, agent.vf_target, args.tau)
+    metrics["losses/alpha"] = agent.log_alpha.detach().exp()
+    return metrics
+
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def compiled(function: FunctionT, *example: Any) -> FunctionT:
+    """Compiles the function by calling it with example arguments; where that fails, warns and returns it as it is."""
+    began, reason = time.perf_counter(), "that takes PyTorch 2.13 or later"
+    print(f"compiling {function.__name__}: a few seconds, or a minute for the first time on a machine", flush=True)
+    torch._inductor.config.cpp_wrapper = not torch.cuda.is_available()  # calls kernels from C++: less overhead
+    has_trace = hasattr(torch._dynamo.config, "trace_autograd_ops")
+    if has_trace:
+        torch._dynamo.config.trace_autograd_ops = True  # otherwise torch.autograd.grad is not compiled
+    # The first try trusts the compiler to know the processor's instructions, because testing that takes seconds.
+    for torch._inductor.config.cpp.vec_isa_ok in (True, None) if has_trace else ():
+        try:
+            result: Any = torch.compile(function)
+            result(*example)
+            print(f"compiled it in {time.perf_counter() - began:.1f} s; PyTorch keeps the result on disk")
+            return result
+        except RuntimeError as error:  # no C++ compiler, for example
+            reason = str(error).splitlines()[0]
+            torch._dynamo.reset()
+    print(f"warning: the update is slow, because it cannot be compiled: {reason}", file=sys.stderr)
+    return function
+
+
+# === Evaluation =======================================================================================================
+
+MAX_EPISODE_STEPS = 10_000  # an evaluation's episode is cut off there
+
+
+def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
+    """Plays --eval-episodes episodes with the deterministic policy and frozen statistics.
+
+    Each episode has its own environment and seed, and no random stream of the training is used. With --capture-video
+    the first episode is recorded to folder/videos. Returns the mean and standard deviation of the undiscounted returns,
+    and the mean length in steps.
+    """
+    args = args if args.vectorization == "native" else replace(args, vectorization="sync")
+    envs = make_envs(args, args.eval_episodes, folder / "videos" if args.capture_video else None, name)
+    obs, _ = envs.reset(seed=1_000_000 + args.seed * args.eval_episodes)
+    returns, lengths = np.zeros((2, args.eval_episodes))
+    running = np.ones(args.eval_episodes, dtype=bool)
+    for _ in range(MAX_EPISODE_STEPS):
+        obs, _, rewards, terminations, truncations = step_envs(envs, agent.act(obs))
+        returns += rewards * running
+        lengths += running
+        running &= ~(terminations | truncations)
+        if not running.any():
+            break
+    envs.close()
+    return {"eval/return_mean": returns.mean(), "eval/return_std": returns.std(), "eval/length_mean": lengths.mean()}
+
+
+# === Main =============================================================================================================
+
+
+def main(args: Args) -> None:
+    """Trains, or evaluates a trained model with --evaluate."""
+    prepare(args, LIMITS)
+    if args.buffer_size < args.num_envs:
+        fail(f"--buffer-size takes at least --num-envs, {args.num_envs}, not {args.buffer_size}")
+    if args.evaluate is not None:
+        agent = Agent(make_envs(args, 1), args)
+        load_model(args.evaluate, {"agent": agent})
+        print(describe(evaluate(agent, args, args.evaluate, "evaluate")))
+        return
+
+    # --- seeds and device ---
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+
+    # --- environments, agent, optimisers, storage ---
+    envs = make_envs(args, args.num_envs)
+    obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
+    total_steps = -(-args.total_timesteps // args.num_envs) * args.num_envs
+    agent = Agent(envs, args).to(device)
+    learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
+    annealed = [name for name in learning_rates if getattr(args, f"{name}_lr_schedule") == "linear"]
+    optimizers = {name: Adam(group, learning_rates[name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
+    buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim, device)
+    counters = {"num_updates": 0}
+
+    parts: dict[str, Any] = {"model": {"agent": agent}, "buffers": {"replay": buffer}}
+    parts["rest"] = {f"{name}_optimizer": optimizer for name, optimizer in optimizers.items()} | {"counters": counters}
+    with Run(args, envs, total_steps, stride=args.num_envs, **parts) as run:
+        gradients = PLAIN
+        if args.compile:
+            batch = buffer.gather(torch.zeros(args.batch_size, dtype=torch.int64, device=device))
+            example = agent, batch, torch.zeros_like(batch[1]), args
+            gradients = compiled(compute_qf_gradient, *example), compiled(compute_actor_gradient, *example)
+        for global_step, seed in run.steps():
+            if seed is not None:  # at the start and after each checkpoint
+                obs, _ = envs.reset(seed=seed)
+                episode_return, episode_length = np.zeros((2, args.num_envs))
+                finished_returns, finished_lengths = [], []
+                update_metrics: Metrics = {}
+            for name in annealed:
+                optimizers[name].lr = learning_rates[name] * (1.0 - global_step / total_steps)
+
+            # act and step
+            if args.norm_obs:
+                agent.obs_rms.update(torch.as_tensor(obs, device=device))
+            if global_step < args.learning_starts:
+                actions = 2.0 * torch.rand((args.num_envs, action_dim)).numpy() - 1.0
+            else:
+                actions = agent.act(obs, torch.randn((args.num_envs, action_dim), device=device))
+            next_obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
+            run.check(observation=np.concatenate([obs, final_obs], axis=-1)[None], reward=rewards[None])
+            global_step += args.num_envs
+
+            # store
+            buffer.add(obs, actions, rewards, final_obs, terminations)
+            obs = next_obs
+
+            # record
+            episode_return += rewards
+            episode_length += 1
+            dones = terminations | truncations
+            if dones.any():
+                finished_returns.extend(episode_return[dones])
+                finished_lengths.extend(episode_length[dones])
+                episode_return[dones] = episode_length[dones] = 0.0
+
+            # update
+            while counters["num_updates"] < int(args.updates_per_step * (global_step - args.learning_starts)):
+                batch = buffer.sample(args.batch_size)
+                update_metrics |= update(agent, optimizers, batch, args, counters["num_updates"], gradients)
+                counters["num_updates"] += 1
+
+            # log and evaluate
+            if run.due(args.log_freq, args.checkpoint_freq):
+                metrics = {name: value.item() for name, value in update_metrics.items()}
+                run.check(**metrics)
+                metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}
+                if finished_returns:
+                    metrics["charts/episodic_return"] = float(np.mean(finished_returns))
+                    metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
+                    finished_returns, finished_lengths = [], []
+                run.log(metrics, global_step)
+            if run.due(args.eval_freq) and global_step < total_steps:
+                run.log(evaluate(agent, args, run.folder, f"step-{global_step}"), global_step)
+        run.log(evaluate(agent, args, run.folder, "final"), total_steps)
+
+
+if __name__ == "__main__":
+    main(parse_args(Args))
