@@ -257,7 +257,7 @@ def cross_play_tables(groups: Groups, num_games: int, output: Path, formats: Seq
         script = script_of(group[0].folder)
         players = []
         for run in group:
-            agents, _, args = script.load_model(run.folder, "cross-play")
+            agents, _, args = script.load_run(run.folder, "cross-play")
             players += [
                 Player(f"seed {run.seed}", behavior, agent.acting_weights()) for behavior, agent in agents.items()
             ]

@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import pty
@@ -20,7 +21,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import Train
 
+import utils.run
 from benchmark import provenance, sweep
 
 ROOT = Path(__file__).parent.parent
@@ -385,7 +388,7 @@ def test_the_scripts_folders_are_found(script: ModuleType, tmp_path: Path) -> No
     args = sweep.Args([Path(script.__file__ or "")], ["gymnasium:A b/C-v0"], num_seeds=1, folder=tmp_path)
     (job,) = sweep.make_jobs(args, [])
     for count in (1, 2):
-        script.make_run_folder(script.Args(env_id=job.env_id, exp_name=job.exp_name, seed=job.seed))
+        utils.run.make_run_folder(script.Args(env_id=job.env_id, exp_name=job.exp_name, seed=job.seed))
         assert len(sweep.find_runs(job)) == count
 
 
@@ -647,25 +650,41 @@ def test_the_device_is_recorded_and_a_missing_gpu_said(run: Sweep) -> None:
         assert records(f"Toy-v0__{device}__1")[-1]["device"] == device
 
 
-@pytest.mark.parametrize("name", ["ppo_continuous", "sac_continuous", "ppo_selfplay", "sac_selfplay"])
-def test_words_of_the_scripts_are_understood(name: str, tmp_path: Path) -> None:
-    """The lines that each script prints, as they stand in its source, and only the progress of the last attempt."""
-    source = (ROOT / f"{name}.py").read_text()
-    assert f'fail(f"{sweep.NOTHING_LEFT}' in source
-    assert f'fail(f"{sweep.UNREADABLE} a whole checkpoint' in source
-    assert f'fail(f"{sweep.UNREADABLE} the args.json' in source.replace("--{flag} takes", "--resume takes")
-    (template,) = re.findall(r'f"(step \{.*? steps/s)', source)
-    line = template.format(global_step=12_000, total_steps=200_000, steps_per_second=1234.4)
-    job = job_of(tmp_path)
-    assert sweep.read_progress(job) == {}
+def test_words_of_the_scripts_are_understood(
+    script: ModuleType, train: Train, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a script prints of its progress, its device, its end, and of folders that it does not go on with."""
+    clock = itertools.count(1_000.0, 40.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(utils.run.time, "time", lambda: next(clock))  # a line is due at each point
+        folder = train(script)
+    printed = capfd.readouterr().out
+    job = job_of(Path())
     job.log.parent.mkdir()
-    job.log.write_text(
-        f"$ python a.py\nstep 1 of 2, 3 steps/s, \n$ python a.py --resume\ngoing on\n{line}, return 1.5, x\nb\n"
-    )
-    left = "0:02:32 left"  # 188,000 / 1,234 = 152.3
-    assert list(sweep.read_progress(job).values()) == ["step 12,000 (6%)", "1,234/s", "return 1.5, x", left]
+    job.log.write_text(f"$ python a.py\nstep 1 of 2, 3 steps/s, \n$ python a.py --resume\n{printed}")
+    assert sweep.device_of(job) == "cpu"
+    job.log.write_text(job.log.read_text().rpartition("\nstep ")[0])  # the clock made one more line due after the end
+    assert list(sweep.read_progress(job)) == ["scores"]
+    before_its_end = printed.partition("training is over")[0]
+    job.log.write_text(f"$ python a.py\n{before_its_end}")
+    progress = sweep.read_progress(job)
+    assert progress["step"].endswith("%)")
+    assert progress["speed"].endswith("/s")
+    assert progress["time"].endswith(" left")
     job.log.write_text(job.log.read_text() + "$ python a.py --resume\n")
     assert sweep.read_progress(job) == {}
+
+    def refusal() -> str:
+        with pytest.raises(SystemExit, match="2"):
+            script.main(script.parse_args(script.Args, ["--resume", str(folder)]))
+        return capfd.readouterr().err
+
+    assert sweep.NOTHING_LEFT in refusal()
+    for path in folder.glob("checkpoint*.pt"):
+        path.write_bytes(b"half")
+    assert sweep.UNREADABLE in refusal()
+    (folder / "args.json").write_text("{")
+    assert sweep.UNREADABLE in refusal()
 
 
 def test_progress_without_a_terminal(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
