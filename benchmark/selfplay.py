@@ -1,60 +1,60 @@
-"""Tables of self-play runs: final scores against the scripted players, when they were reached, and two sets of runs in games
-against each other.
+"""Tables of self-play runs: final scores against the scripted players, and experiments in games against each other.
 
-    python -m benchmark.selfplay scores runs/sumo__ppo_sumo__*
-    python -m benchmark.selfplay versus --runs runs/sumo__ppo_sumo__* --against runs/sumo__ppo_sumo_latest__*
+    python -m benchmark.selfplay scores sweeps/ppo_sumo*/runs/* --csv scores.csv
+    python -m benchmark.selfplay versus sweeps/ppo_sumo{,_latest}/runs/* --csv versus.csv
 
-Each run counts as one observation: means and 95% percentile-bootstrap intervals are over runs, or over the runs of both sets.
+Runs belong to the experiment of their --exp-name. Each run counts as one observation: intervals are Student's t over
+runs, or over the runs of both experiments.
 """
 
 import csv
 import itertools
 import json
 import sys
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppo_selfplay
 import sac_selfplay
 from benchmark import fail
+from benchmark.runs import journal_of, provenance_of, read_curves, read_journal
+from benchmark.statistics import crossed_interval, student_interval
 from utils.cross_play import Player, pairs_with_others, play_pairs
 
 THRESHOLDS = {"random": 0.98, "charge": 0.8, "centre": 0.5}
+Actions = Literal["likeliest", "sampled"]
 
 
 @dataclass
 class Scores:
-    """Final scores against each scripted player, and the seconds and steps after which a training evaluation first had them."""
+    """Final scores against each scripted player, and when a training evaluation first exceeded the thresholds."""
 
     runs: tyro.conf.Positional[list[Path]]
     """run folders"""
     games: int = 400
     """games against each scripted player"""
-    deterministic: bool = True
-    """policies take their likeliest actions; --no-deterministic samples them, as training does"""
     csv: Path | None = None
     """file for the raw numbers"""
 
 
 @dataclass
 class Versus:
-    """Runs of one set against runs of another, each pair of final policies."""
+    """Final policies of each two experiments against each other, each run against each."""
 
-    runs: list[Path]
-    """run folders of the first set"""
-    against: list[Path] = field(default_factory=list)
-    """run folders of the second set"""
+    runs: tyro.conf.Positional[list[Path]]
+    """run folders"""
     games: int = 200
-    """games of each pair"""
-    deterministic: bool = True
-    """policies take their likeliest actions; --no-deterministic samples them, as training does"""
+    """games of each pair of runs"""
+    actions: tuple[Actions, ...] = ("likeliest", "sampled")
+    """what the policies play: their likeliest actions, or actions sampled as in training"""
     csv: Path | None = None
     """file for the raw numbers"""
 
@@ -71,12 +71,12 @@ def read_args(run: Path) -> dict[str, Any]:
 
 
 def script_of(run: Path) -> ModuleType:
-    """The script that made a run, told by its arguments."""
+    """The script that made a run."""
     return sac_selfplay if "buffer_size" in read_args(run) else ppo_selfplay
 
 
-def check_one_game(runs: list[Path]) -> None:
-    """Exits with one sentence if these runs have no table in common, for their games or scripts are not the same."""
+def check_one_game(runs: Sequence[Path]) -> None:
+    """Exits with one sentence if these runs have no table in common: their games or scripts are not the same."""
     for run, name in itertools.product(runs, ("env_id", "env_kwargs", "teams", "symmetric", "norm_obs")):
         if read_args(run)[name] != read_args(runs[0])[name]:
             fail(f"RUNS takes runs of one --{name.replace('_', '-')}, and {runs[0]} and {run} differ in it")
@@ -84,98 +84,107 @@ def check_one_game(runs: list[Path]) -> None:
             fail(f"RUNS takes runs of one script, and {runs[0]} and {run} are of two")
 
 
-def interval(values: np.ndarray, seed: int = 0) -> str:
-    """Mean over runs with its 95% percentile-bootstrap interval; with two axes the runs of both sets are resampled."""
-    rng = np.random.default_rng(seed)
-    means = []
-    for _ in range(2000):
-        resampled = values
-        for axis, n in enumerate(values.shape):
-            resampled = np.take(resampled, rng.integers(n, size=n), axis)
-        means.append(resampled.mean())
-    low, high = np.percentile(means, [2.5, 97.5])
-    return f"{values.mean():.3f} [{low:.3f}, {high:.3f}]"
+def by_experiment(runs: Sequence[Path]) -> dict[str, list[Path]]:
+    """The runs of each experiment."""
+    groups = defaultdict(list)
+    for run in sorted(runs):
+        groups[str(read_args(run)["exp_name"])].append(run)
+    return groups
+
+
+def commit_of(run: Path) -> str:
+    """The commit of a sweep's run, empty if it is unknown."""
+    return provenance_of(read_journal(journal_of(run)), {})["commit"]
 
 
 def first_times(run: Path) -> dict[str, tuple[float, int]]:
-    """For each scripted player the seconds since the first logged point, and the step, when the threshold was first reached."""
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0})
-    events.Reload()
-    start = min(events.Scalars(tag)[0].wall_time for tag in events.Tags()["scalars"])
+    """For each scripted player the seconds and the step at which an evaluation first exceeded the threshold."""
     first = {}
-    for tag in events.Tags()["scalars"]:
-        name = tag.rpartition("_vs_")[2]
-        if tag.startswith("eval/") and name in THRESHOLDS:
-            reached = [point for point in events.Scalars(tag) if point.value > THRESHOLDS[name]]
-            if reached:
-                first[tag] = reached[0].wall_time - start, reached[0].step
+    for key, curve in read_curves(run).items():
+        threshold = THRESHOLDS.get(key.rpartition("_vs_")[2], np.inf)
+        for step, seconds, value in curve:
+            if value > threshold:
+                first[key] = seconds, int(step)
+                break
     return first
 
 
+def describe(x: float, ends: tuple[Any, Any] | None) -> str:
+    """A score of 0 to 1 with its interval."""
+    return f"{x:.2f}" if ends is None else f"{x:.2f} [{max(0.0, ends[0]):.2f}, {min(1.0, ends[1]):.2f}]"
+
+
+def write_csv(path: Path | None, header: str, rows: list[list[Any]]) -> None:
+    """Rows under the words of a header, if there is a file for them."""
+    if path is not None:
+        with path.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([header.split(), *rows])
+
+
 def print_scores(args: Scores) -> None:
-    """A row a run, then the means."""
-    check_one_game(args.runs)
-    rows = []
-    for run in sorted(args.runs):
-        script = script_of(run)
-        agents, pools, run_args = script.load_model(run, "evaluate")
-        run_args.eval_games, run_args.seed = args.games, run_args.seed + 5_000_000
-        run_args.deterministic = args.deterministic
-        metrics, first = script.evaluate(agents, run_args, run), first_times(run)
-        for behavior, agent in agents.items():
-            agent.load_state_dict(pools[behavior].snapshots[0].weights, strict=False)
-        is_untrained = not any(pool.snapshots[0].step for pool in pools.values())
-        untrained = script.evaluate(agents, run_args, run) if is_untrained else dict.fromkeys(metrics, float("nan"))
-        for tag, score in metrics.items():
-            seconds, step = first.get(tag, (float("nan"), 0))
-            game = tag[5:].replace("_score_vs_", " vs ")
-            rows.append([run.name, game, f"{score:.4f}", f"{untrained[tag]:.4f}", f"{seconds:.0f}", step])
-    heads = [*(f"run {i + 1}" for i in range(len(args.runs))), "mean [95%]", "untrained", "first, s (steps)"]
-    print(f"| game | {' | '.join(heads)} |")
-    print("|---" * (len(heads) + 1) + "|")
-    for pair in dict.fromkeys(row[1] for row in rows):
-        own = [row for row in rows if row[1] == pair]
-        scores = np.array([float(row[2]) for row in own])
-        times = ", ".join(f"{row[4]} ({row[5]:,})" if row[5] else "-" for row in own)
-        before_mean = np.mean([float(row[3]) for row in own])
-        cells = " | ".join(f"{score:.2f}" for score in scores)
-        print(f"| {pair} | {cells} | {interval(scores)} | {before_mean:.2f} | {times} |")
-    if args.csv:
-        with args.csv.open("w", newline="") as file:
-            csv.writer(file).writerows([["run", "game", "score", "untrained", "first_seconds", "first_step"], *rows])
+    """A row for each experiment and game."""
+    groups, rows = by_experiment(args.runs), []
+    print("| experiment | game | mean [95%] | runs | untrained | first, s (steps) |\n|---|---|---|---|---|---|")
+    for name, runs in groups.items():
+        check_one_game(runs)
+        table: dict[str, list[list[Any]]] = defaultdict(list)
+        for run in runs:
+            script = script_of(run)
+            agents, pools, run_args = script.load_run(run, "evaluate")
+            run_args.eval_games, run_args.seed, run_args.deterministic = args.games, run_args.seed + 5_000_000, True
+            metrics, first = script.evaluate(agents, run_args), first_times(run)
+            for behavior, agent in agents.items():
+                agent.load_state_dict(pools[behavior].snapshots[0].weights, strict=False)
+            is_untrained = not any(pool.snapshots[0].step for pool in pools.values())  # else it has left the pool
+            untrained = script.evaluate(agents, run_args) if is_untrained else dict.fromkeys(metrics, float("nan"))
+            for key, score in metrics.items():
+                seconds, step = first.get(key, (float("nan"), 0))
+                row = [f"{score:.4f}", f"{untrained[key]:.4f}", f"{seconds:.0f}", step]
+                table[key[5:].replace("_score_vs_", " vs ")].append(row)
+                rows.append([name, run.name, key[5:].replace("_score_vs_", " vs "), *row, commit_of(run)])
+        for game, own in table.items():
+            scores = np.array([float(row[0]) for row in own])
+            mean = describe(scores.mean(), student_interval(scores) if len(scores) > 1 else None)
+            untrained_mean = np.mean([float(row[1]) for row in own])
+            times = ", ".join(f"{row[2]} ({row[3]:,})" if row[3] else "-" for row in own)
+            each = ", ".join(f"{score:.2f}" for score in scores)
+            print(f"| {name} | {game} | {mean} | {each} | {untrained_mean:.2f} | {times} |")
+    write_csv(args.csv, "experiment run game score untrained first_seconds first_step commit", rows)
 
 
 def print_versus(args: Versus) -> None:
-    """Mean score of the first set against the second, for each behaviour of the first."""
-    if not (args.runs and args.against):
-        fail("--runs and --against take run folders of self-play, one or more each")
-    check_one_game(args.runs + args.against)
+    """A row for each pair of experiments, kind of actions and behaviour of the first one."""
+    groups, rows = by_experiment(args.runs), []
+    if len(groups) < 2:
+        fail(f"RUNS takes runs of two experiments or more, and these are of {', '.join(groups) or 'none'}")
+    check_one_game([run for runs in groups.values() for run in runs])
     script = script_of(args.runs[0])
-    ours = [script.load_model(run, "runs") for run in sorted(args.runs)]
-    theirs = [script.load_model(run, "against") for run in sorted(args.against)]
-    agents, _, run_args = ours[0]
-    env = script.make_env(run_args, 1)
-    players = [
-        Player(str(i), behavior, agent.acting_weights())
-        for i, (all_agents, _, _) in enumerate(ours + theirs)
-        for behavior, agent in all_agents.items()
-    ]
-    all_pairs, rows = pairs_with_others(env, players, len(ours) * len(agents)), []
-    env.close()
-    for behavior in agents:
-        pairs = [(i, j) for i, j in all_pairs if players[i].behavior == behavior]
+    loaded = {run: script.load_run(run, "runs") for runs in groups.values() for run in runs}
+    print("| actions | experiment | against | score [95%] |\n|---|---|---|---|")
+    for (ours, theirs), actions in itertools.product(itertools.combinations(groups, 2), args.actions):
+        runs = groups[ours] + groups[theirs]
+        agents, _, run_args = loaded[runs[0]]
+        players = [
+            Player(str(run), behavior, agent.acting_weights())
+            for run in runs
+            for behavior, agent in loaded[run][0].items()
+        ]
         make_games = partial(script.make_env, run_args)
-        results = play_pairs(make_games, agents, players, pairs, args.games, 7_000_000, args.deterministic)
-        scores = results.mean(1).reshape(len(ours), len(theirs))
-        print(
-            f"{behavior}: {interval(scores)} over {len(ours)} x {len(theirs)} pairs of runs, {args.games} games a pair"
-        )
-        names = [[run.name for run in sorted(runs)] for runs in (args.runs, args.against)]
-        table = zip(itertools.product(*names), scores.flat, strict=True)
-        rows += [[behavior, *pair, f"{score:.4f}"] for pair, score in table]
-    if args.csv:
-        with args.csv.open("w", newline="") as file:
-            csv.writer(file).writerows([["behavior", "run", "against", "score"], *rows])
+        env = make_games(1)
+        pairs = pairs_with_others(env, players, len(groups[ours]) * len(agents))
+        env.close()
+        for behavior in agents:
+            own = [(i, j) for i, j in pairs if players[i].behavior == behavior]
+            results = play_pairs(make_games, agents, players, own, args.games, 7_000_000, actions == "likeliest")
+            scores = results.mean(1).reshape(len(groups[ours]), len(groups[theirs]))
+            ends = crossed_interval(scores) if min(scores.shape) > 1 else None
+            name = ours if len(agents) == 1 else f"{ours}: {behavior}"
+            print(f"| {actions} | {name} | {theirs} | {describe(float(scores.mean()), ends)} |")
+            for (one, other), score in zip(itertools.product(groups[ours], groups[theirs]), scores.flat, strict=True):
+                row = [actions, behavior, ours, one.name, theirs, other.name, f"{score:.4f}"]
+                rows.append([*row, commit_of(one), commit_of(other)])
+    header = "actions behavior experiment run against_experiment against score commit against_commit"
+    write_csv(args.csv, header, rows)
 
 
 if __name__ == "__main__":

@@ -1,44 +1,38 @@
 #!/usr/bin/env bash
-# The self-play runs of the README, one thread each: bash benchmark/selfplay_runs.sh NAME [SEEDS], in a folder to which the runs/ go.
-# NAME is one of the cases below; when the runs are there, `bash benchmark/selfplay_runs.sh tables` makes the README's numbers of them.
+# The studies in benchmark/results/ of the self-play scripts, one thread a run: bash benchmark/selfplay_runs.sh sumo (or pursuit), in an
+# empty folder. The same command again goes on where it was cut off, and makes the tables at the end.
 set -euo pipefail
-export OMP_NUM_THREADS=1
-scripts=$(cd "$(dirname "$0")/.." && pwd)
-common="--eval-freq 250000 --eval-games 200"
-if [[ $1 == tables ]]; then
-    export PYTHONPATH=$scripts
-    results=$scripts/benchmark/results/selfplay
-    for name in ppo_sumo ppo_sumo_latest ppo_sumo_uniform ppo_sumo_discrete ppo_sumo_multidiscrete ppo_pursuit ppo_pursuit_latest \
-        sac_sumo sac_sumo_discrete sac_sumo_multidiscrete sac_pursuit; do
-        python -m benchmark.selfplay scores runs/*__"${name}"__* --csv "${results}_$name.csv"
-    done
-    versus() { # with likeliest actions, then with sampled ones
-        sets=(--runs runs/*__"$1"__* --against runs/*__"$2"__*)
-        python -m benchmark.selfplay versus "${sets[@]}" --csv "${results}_$3.csv"
-        python -m benchmark.selfplay versus "${sets[@]}" --csv "${results}_$3_sampled.csv" --no-deterministic
-    }
-    versus ppo_sumo ppo_sumo_latest pool_against_latest
-    versus ppo_sumo ppo_sumo_uniform prioritized_against_uniform
-    versus ppo_sumo_uniform ppo_sumo_latest uniform_against_latest
-    versus ppo_pursuit ppo_pursuit_latest pursuit_pool_against_latest
-    for end in csv png; do
-        cp runs/sumo__ppo_sumo__1__*/cross_play.$end "${results}_cross_play.$end"
-    done
-    exit
-fi
-for seed in ${2:-1 2 3 4 5}; do
-    case $1 in
-        ppo_sumo) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common ;;
-        ppo_sumo_latest) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --play-against-latest-model-ratio 1 ;;
-        ppo_sumo_uniform) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --opponent-sampling uniform ;;
-        ppo_sumo_discrete) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --env-kwargs '{"actions": "discrete"}' ;;
-        ppo_sumo_multidiscrete) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --env-kwargs '{"actions": "multidiscrete"}' ;;
-        ppo_pursuit) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --total-timesteps 5000000 --opponent-sampling uniform --env-id pursuit ;;
-        ppo_pursuit_latest) python "$scripts/ppo_selfplay.py" --exp-name "$1" --seed "$seed" $common --total-timesteps 5000000 --play-against-latest-model-ratio 1 --env-id pursuit ;;
-        sac_sumo) python "$scripts/sac_selfplay.py" --exp-name "$1" --seed "$seed" $common ;;
-        sac_sumo_discrete) python "$scripts/sac_selfplay.py" --exp-name "$1" --seed "$seed" $common --env-kwargs '{"actions": "discrete"}' ;;
-        sac_sumo_multidiscrete) python "$scripts/sac_selfplay.py" --exp-name "$1" --seed "$seed" $common --env-kwargs '{"actions": "multidiscrete"}' ;;
-        sac_pursuit) python "$scripts/sac_selfplay.py" --exp-name "$1" --seed "$seed" $common --total-timesteps 2000000 --env-id pursuit ;;
-        *) echo "unknown: $1" && exit 2 ;;
-    esac
-done
+repository=$(cd "$(dirname "$0")/.." && pwd)
+export PYTHONPATH=$repository OMP_NUM_THREADS=1
+run() { # EXPERIMENT SCRIPT TASK SEEDS FLAGS
+    python -m benchmark.sweep --script "$repository/$2" --exp-name "$1" --folder "sweeps/$1" --env-ids "$3" --seeds $4 --workers 2 \
+        -- --eval-freq 250000 --eval-games 200 --no-cuda "${@:5}"
+}
+tables() { # STUDY, PATTERN OF ALL EXPERIMENTS, THOSE THAT PLAY EACH OTHER
+    results=$repository/benchmark/results/$1
+    python -m benchmark.selfplay scores sweeps/$2/runs/* --csv "$results/scores.csv"
+    python -m benchmark.selfplay versus "${@:3}" --csv "$results/versus.csv"
+}
+case $1 in
+    sumo)
+        run ppo_sumo ppo_selfplay.py sumo "1 2 3 4 5"
+        run ppo_sumo_latest ppo_selfplay.py sumo "1 2 3 4 5" --play-against-latest-model-ratio 1
+        run ppo_sumo_uniform ppo_selfplay.py sumo "1 2 3 4 5" --opponent-sampling uniform
+        run ppo_sumo_discrete ppo_selfplay.py sumo 1 --env-kwargs '{"actions": "discrete"}'
+        run ppo_sumo_multidiscrete ppo_selfplay.py sumo 1 --env-kwargs '{"actions": "multidiscrete"}'
+        run sac_sumo sac_selfplay.py sumo "11 12 13 14 15" # its settings were chosen on 1 to 3
+        run sac_sumo_discrete sac_selfplay.py sumo 1 --env-kwargs '{"actions": "discrete"}'
+        run sac_sumo_multidiscrete sac_selfplay.py sumo 1 --env-kwargs '{"actions": "multidiscrete"}'
+        tables selfplay_sumo "*_sumo*" sweeps/ppo_sumo{,_latest,_uniform}/runs/*
+        for end in csv png; do
+            cp sweeps/ppo_sumo/runs/sumo__ppo_sumo__1__*/cross_play.$end "$repository/benchmark/results/selfplay_sumo/cross_play.$end"
+        done
+        ;;
+    pursuit)
+        run ppo_pursuit ppo_selfplay.py pursuit "1 2 3 4 5" --total-timesteps 5000000 --opponent-sampling uniform
+        run ppo_pursuit_latest ppo_selfplay.py pursuit "1 2 3 4 5" --total-timesteps 5000000 --play-against-latest-model-ratio 1
+        run sac_pursuit sac_selfplay.py pursuit "1 2" --total-timesteps 2000000
+        tables selfplay_pursuit "*_pursuit*" sweeps/ppo_pursuit{,_latest}/runs/*
+        ;;
+    *) echo "unknown: $1" && exit 2 ;;
+esac

@@ -2,19 +2,22 @@
 
     pip install stable-baselines3 sbx-rl
     python -m benchmark.speed --script sac_continuous.py ppo_continuous.py --against sb3 sbx
-    python -m benchmark.speed --script ppo_continuous.py --num-envs 8 --against sb3
+    python -m benchmark.speed --script sac_continuous.py --full-buffer --against sb3 sbx
     python -m benchmark.speed --script ppo_selfplay.py sac_selfplay.py
 
-Every number comes from a process of its own that trains as its user would start it, on the same cores, with the same
-hyper-parameters (but that the libraries' learning rates do not fall, and that SBX's PPO does not clip values: neither takes
-time). Clocks are read after a warm-up and again after a fixed number of steps, at the same place of the loop, so
-start-up and compilation are left out. Scripts and libraries take turns: a machine that is shared gets faster and slower within
-minutes, and only ratios of neighbours mean anything. What is shown is the median over the rounds, with the least and the
-greatest.
+Every number comes from a process of its own that trains as its user would start it, on the same cores. The libraries
+have the script's hyper-parameters, except that their learning rates are constant and that SBX's PPO does not clip
+values; neither takes time. PPO's rollouts and epochs are the reference's; one row shows it at its own defaults.
+Stable-Baselines3 is eager PyTorch and SBX compiled JAX. Our scripts compile their update; one row shows each of them
+with --no-compile. SAC's buffer is almost empty unless --full-buffer is given, for the libraries, too.
 
-The limit is what the machine takes for nothing but the work that no other code could leave out: the matrix products of the
-networks' forward and backward passes, one after another on arrays that are there already, and the steps of the environment.
-On a GPU, which works on by itself, a part's time is what the processor spends in it.
+Clocks are read after a warm-up and again after a fixed number of steps, at the same place of the loop, so that start-up
+and compilation are left out. Scripts and libraries take turns, because the speed of a shared machine changes within
+minutes and only ratios of neighbours are meaningful. Shown are medians over the rounds with the least and the greatest.
+
+The limit is the time that the machine needs for the work that no other code could leave out: the matrix products of the
+networks' forward and backward passes, one after another on arrays that exist already, and the steps of the environment.
+On a GPU, which works asynchronously, the time of a part is what the processor spends in it.
 """
 
 import csv
@@ -40,8 +43,11 @@ from typing import Any, Literal
 import tyro
 
 from benchmark import fail
+from benchmark.provenance import commit_of, machine, sources_of, usable_cores, versions
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+OURS = {"script": "", "eager": " --no-compile", "defaults": ", its own defaults"}  # what of a script is measured
+KINDS = {"sb3": "Stable-Baselines3, eager PyTorch", "sbx": "SBX, compiled JAX"}
 LIBRARIES = {"sb3": ("stable_baselines3", "stable-baselines3"), "sbx": ("sbx", "sbx-rl")}  # module and package
 ScriptName = Literal["ppo_continuous.py", "sac_continuous.py", "ppo_selfplay.py", "sac_selfplay.py"]
 Product = tuple[int, int, int, int]  # k products at once of (m, n) by (n, p)
@@ -66,8 +72,11 @@ class Args:
     threads: int = 1
     """cores that a process may use, and its threads"""
     steps: int | None = None
-    """steps over all environments between the two readings of the clocks, PPO's rounded up to whole rollouts; if not given,
-    what takes some ten seconds"""
+    """steps over all environments between the two readings of the clocks, PPO's rounded up to whole rollouts; if not
+    given, what takes some ten seconds
+    """
+    full_buffer: bool = False
+    """SAC's replay buffers, of the libraries, too, are filled with noise before the run begins"""
     cuda: bool = False
     """let scripts and libraries use the GPU if there is one"""
     output: Path | None = None
@@ -85,13 +94,20 @@ class Case:
     steps: int
 
 
-def make_case(script: str, args: Args) -> Case:
-    """A case of default settings, but: PPO's rollouts are long and its epochs all done, SAC learns soon, a pool has eight."""
+def make_case(script: str, args: Args, what: str = "script") -> Case:
+    """The settings of what is measured.
+
+    They are the defaults, except: PPO's rollouts are long and it does all epochs, SAC learns early, a pool has eight.
+    """
     flags = ["--no-track", "--eval-freq", "0", "--checkpoint-freq", "0", "--cuda" if args.cuda else "--no-cuda"]
+    flags += ["--no-compile"] if what == "eager" else []
     if script.endswith("_continuous.py"):
-        flags += ["--env-id", args.env_id, "--num-envs", str(args.num_envs)]
+        flags += ["--env-id", args.env_id] + (["--num-envs", str(args.num_envs)] if what != "defaults" else [])
     unit = 1  # PPO is measured over whole rollouts
-    if script == "ppo_continuous.py":
+    if what == "defaults":
+        unit = importlib.import_module("ppo_continuous").Args().batch_size
+        warmup, steps = 2 * unit, 8 * unit
+    elif script == "ppo_continuous.py":
         unit = args.num_steps * args.num_envs
         warmup, steps = unit, 8 * unit
         flags += ["--num-steps", str(args.num_steps), "--target-kl", "None"]
@@ -168,14 +184,41 @@ class Clocks:
         return {"wall": (wall_1 - wall_0) / steps, "processor": (cpu_1 - cpu_0) / steps, **parts}
 
 
-def measure_script(name: str, case: Case, began: float) -> dict[str, float]:
-    """Seconds a step of a script as it is, in all and by parts, and from the process's start to its first step and update."""
+def filled(make: Callable[..., None]) -> Callable[..., None]:
+    """The constructor of a replay buffer that is full of noise, in which no episode ends."""
+
+    def wrapped(buffer: Any, *args: Any, **kwargs: Any) -> None:
+        make(buffer, *args, **kwargs)
+        buffer.data.normal_()
+        buffer.data[:, -1] = 0.0
+        buffer.total = len(buffer.data)
+
+    return wrapped
+
+
+def fill_library(buffer: Any) -> None:
+    """The same for the buffer of Stable-Baselines3 and SBX."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    for name in ("observations", "next_observations", "actions", "rewards"):
+        array = getattr(buffer, name)
+        array[:] = rng.standard_normal(array.shape, dtype=np.float32)
+    buffer.full = True
+
+
+def measure_script(name: str, case: Case, began: float, full_buffer: bool = False) -> dict[str, float]:
+    """Seconds a step of a script as it is, in all and by parts, and from the process's start to its first step and
+    update.
+    """
     script: Any = importlib.import_module(Path(name).stem)
     clocks = Clocks(case.warmup, case.steps)
     script.update = clocks.timed("update", script.update)
     if hasattr(script, "ReplayBuffer"):
         script.ReplayBuffer.add = clocks.timed("replay", script.ReplayBuffer.add)
         script.ReplayBuffer.sample = clocks.timed("replay", script.ReplayBuffer.sample)
+        if full_buffer:
+            script.ReplayBuffer.__init__ = filled(script.ReplayBuffer.__init__)
     if name.endswith("_continuous.py"):
         if hasattr(script.Agent, "act"):
             script.Agent.act = clocks.timed("acting", script.Agent.act)
@@ -207,7 +250,7 @@ def measure_script(name: str, case: Case, began: float) -> dict[str, float]:
 
         script.make_env = make_timed_env
     try:
-        script.main(script.parse_args(list(case.flags)))
+        script.main(script.parse_args(script.Args, list(case.flags)))
     except Measured:
         pass
     else:
@@ -239,7 +282,7 @@ def measure_library(library: str, name: str, case: Case, args: Args) -> dict[str
     from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
     script: Any = importlib.import_module(Path(name).stem)
-    ours = script.parse_args(list(case.flags))
+    ours = script.parse_args(script.Args, list(case.flags))
     module: Any = importlib.import_module(LIBRARIES[library][0])
     clocks = Clocks(case.warmup, case.steps)
 
@@ -255,6 +298,8 @@ def measure_library(library: str, name: str, case: Case, args: Args) -> dict[str
     if library == "sb3":
         settings["device"] = "auto" if args.cuda else "cpu"
     model = getattr(module, name[:3].upper())(env=envs, **settings)
+    if args.full_buffer and name == "sac_continuous.py":
+        fill_library(model.replay_buffer)
     with suppress(Measured):
         model.learn(case.warmup + 2 * case.steps, callback=Tick())
     return clocks.result(clocks.step - case.warmup)
@@ -266,8 +311,8 @@ def measure_library(library: str, name: str, case: Case, args: Args) -> dict[str
 def mlp_products(rows: int, widths: tuple[int, ...], copies: int, weights: bool, inputs: bool) -> list[Product]:
     """The matrix products of a pass of `rows` through `copies` networks at once, and of its gradients.
 
-    The forward pass takes one a layer. Gradients of the weights take another one a layer, and those of a layer's input one
-    more: of all layers if `inputs` are wanted, otherwise, for the weights, of all but the first.
+    The forward pass takes one a layer. Gradients of the weights take another one a layer, and those of a layer's input
+    one more: of all layers if `inputs` are wanted, otherwise, for the weights, of all but the first.
     """
     products: list[Product] = []
     for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
@@ -303,7 +348,7 @@ def measure_limit(name: str, case: Case, args: Args) -> dict[str, float]:
     from gymnasium.spaces import flatdim
 
     script: Any = importlib.import_module(Path(name).stem)
-    ours = script.parse_args(list(case.flags))
+    ours = script.parse_args(script.Args, list(case.flags))
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     env = gym.make(args.env_id)
     products = update_products(name, ours, flatdim(env.observation_space), flatdim(env.action_space))
@@ -369,6 +414,7 @@ def run_measurement(what: str, script: str, args: Args) -> dict[str, float]:
     shared = ["--env-id", args.env_id, "--threads", str(args.threads)]
     shared += ["--num-envs", str(args.num_envs), "--num-steps", str(args.num_steps)]
     shared += ["--cuda"] if args.cuda else []
+    shared += ["--full-buffer"] if args.full_buffer else []
     shared += ["--steps", str(args.steps)] if args.steps is not None else []
     words = ["--script", script, "--measure", f"{what}@{time.time()}", *shared]
     with tempfile.TemporaryDirectory() as folder, pinned(args.threads):
@@ -384,10 +430,10 @@ def measure(args: Args) -> None:
     """What a round's process does."""
     what, _, began = str(args.measure).partition("@")
     (script,) = args.script
-    case = make_case(script, args)
+    case = make_case(script, args, what)
     with redirect_stdout(io.StringIO()):
-        if what == "script":
-            result = measure_script(script, case, float(began))
+        if what in OURS:
+            result = measure_script(script, case, float(began), args.full_buffer and script == "sac_continuous.py")
         elif what == "limit":
             result = measure_limit(script, case, args)
         else:
@@ -401,17 +447,24 @@ def middle(values: list[float], digits: str) -> str:
     return f"{median(ordered):{digits}} ({ordered[0]:{digits}} to {ordered[-1]:{digits}})"
 
 
+def measured_of(script: str, args: Args) -> list[str]:
+    """What a round measures of a script and beside it."""
+    if not script.endswith("_continuous.py"):
+        return ["script", "eager"]
+    return ["script", "eager", *(["defaults"] if script == "ppo_continuous.py" else []), *args.against, "limit"]
+
+
 def describe(script: str, results: dict[str, list[dict[str, float]]], args: Args) -> tuple[list[str], str, str]:
     """The rows of a script in the table of ratios, and its rows in those of its parts and its start."""
-    ours = results["script"]
-    rows = [f"| `{script}` | {middle([1 / x['wall'] for x in ours], ',.0f')} | | |"]
-    for library in args.against if script.endswith("_continuous.py") else ():
-        theirs = results[library]
+    ours, rows = results["script"], []
+    for what in measured_of(script, args):
+        if what == "limit":
+            continue
+        theirs, name = results[what], KINDS.get(what, f"`{script}`{OURS.get(what, '')}")
         speed = middle([1 / x["wall"] for x in theirs], ",.0f")
-        ratios = [
-            middle([y[key] / x[key] for x, y in zip(ours, theirs, strict=True)], ".2f") for key in ("wall", "processor")
-        ]
-        rows.append(f"| {library} | {speed} | {' | '.join(ratios)} |")
+        pairs = list(zip(ours, theirs, strict=True))
+        ratios = [middle([y[key] / x[key] for x, y in pairs], ".2f") for key in ("wall", "processor")]
+        rows.append(f"| {name} | {speed} | {' | '.join(ratios if what != 'script' else ['', ''])} |")
     parts = [[x.get(part, 0.0) / x["wall"] for x in ours] for part in ("environment", "acting", "replay", "update")]
     shares = [f"{median(part):.0%}" for part in parts]
     limits = ["", ""]
@@ -422,12 +475,25 @@ def describe(script: str, results: dict[str, list[dict[str, float]]], args: Args
     return rows, f"| `{script}` | {' | '.join(shares + limits)} |", f"| `{script}` | {' | '.join(starts)} |"
 
 
+def provenance(args: Args) -> str:
+    """Processor, versions and commit in a sentence each."""
+    here, installed = machine(), versions()
+    packages = ["python", "torch", "numpy", "gymnasium", "mujoco", *(LIBRARIES[library][1] for library in args.against)]
+    packages += ["jax"] if "sbx" in args.against else []
+    named = ", ".join(f"{name} {installed.get(name, '?')}" for name in packages)
+    gpus = f"; {', '.join(here['gpus'])}" if args.cuda else ""
+    facts = [commit_of(sources_of(REPOSITORY / script)) for script in args.script]
+    commits = dict.fromkeys(f"{x['commit'][:7]}{'+' * x['dirty']}" if x["commit"] else "unknown" for x in facts)
+    where = f"{here['processor']}, {here['usable_cores']} cores, {here['memory_gib']:.0f} GiB{gpus}"
+    return f"Machine: {where}. Versions: {named}. Commit: {', '.join(commits)}."
+
+
 def main(args: Args) -> None:
     """Takes turns, prints the tables, and writes them."""
     for name in ("num_envs", "num_steps", "rounds", "threads", "steps"):
         if (value := getattr(args, name)) is not None and value < 1:
             fail(f"--{name.replace('_', '-')} takes an integer from 1, not {value}")
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    cores = usable_cores()
     if args.threads > cores:
         fail(f"--threads takes at most the {cores} cores that there are, not {args.threads}")
     for flag, names in (("script", args.script), ("against", args.against)):
@@ -448,7 +514,7 @@ def main(args: Args) -> None:
             fail(f"--output takes the beginning of a path that can be written: {error}")
     results: dict[str, dict[str, list[dict[str, float]]]] = {script: defaultdict(list) for script in args.script}
     for number, script in itertools.product(range(args.rounds), args.script):
-        for what in ("script", *args.against, "limit") if script.endswith("_continuous.py") else ("script",):
+        for what in measured_of(script, args):
             results[script][what].append(run_measurement(what, script, args))
             print(f"round {number + 1}, {script}, {what}: {results[script][what][-1]}", file=sys.stderr, flush=True)
     described = [describe(script, results[script], args) for script in args.script]
@@ -456,6 +522,7 @@ def main(args: Args) -> None:
     where = [args.env_id, *where] if any(name.endswith("_continuous.py") for name in args.script) else where[1:]
     where += [f"rollouts of {args.num_steps:,} steps"] if "ppo_continuous.py" in args.script else []
     where += ["on the GPU if there is one"] if args.cuda else []
+    where += ["full replay buffers"] if args.full_buffer else []
     lines = [f"{', '.join(where)}, {args.rounds} rounds: median (least to greatest)", ""]
     lines += ["| | steps/s | wall time, times ours | processor time, times ours |", "|---|---|---|---|"]
     lines += [row for rows, _, _ in described for row in rows]
@@ -466,6 +533,7 @@ def main(args: Args) -> None:
     lines += ["|---|---|---|---|---|---|---|", *(parts for _, parts, _ in described)]
     lines += ["", "| seconds from the process's start to | first step | first update |", "|---|---|---|"]
     lines += [starts for _, _, starts in described]
+    lines += ["", "Our scripts compile their update, except in the rows that say otherwise.", "", provenance(args)]
     print("\n".join(lines))
     if args.output is not None:
         Path(f"{args.output}.md").write_text("\n".join(lines) + "\n")

@@ -1,10 +1,17 @@
-"""Statistics over seeds and tasks, after Agarwal et al. 2021 ("Deep reinforcement learning at the edge of the statistical
-precipice", https://arxiv.org/abs/2108.13264). Resampling starts from a fixed seed: the same numbers give the same intervals.
+"""Statistics over seeds and tasks.
+
+Single tasks: Student's t interval of the mean, which holds its 95% with few seeds. Pooled tasks: the stratified
+percentile bootstrap of Agarwal et al. 2021 ("Deep reinforcement learning at the edge of the statistical precipice",
+https://arxiv.org/abs/2108.13264), which is too narrow with few seeds (`docs/benchmark.md` has its coverage). Resampling
+has a fixed seed: the same numbers give the same intervals.
+
+A run without a result (it crashed or diverged) has the score NaN or -inf. It counts as the worst; it is never dropped.
 """
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from scipy.stats import t as student_t
 
 RESAMPLES = 10_000
 Statistic = Callable[[np.ndarray], np.ndarray]  # reduces the last axis
@@ -16,18 +23,41 @@ def mean(values: np.ndarray) -> np.ndarray:
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """IQM over the last axis: the mean without the floor(n / 4) lowest and as many highest of n values (section 4.3)."""
+    """IQM over the last axis: the mean without the floor(n / 4) lowest and highest of n values (section 4.3)."""
     cut = values.shape[-1] // 4
-    return np.sort(values, axis=-1)[..., cut : values.shape[-1] - cut].mean(-1)
+    ordered = np.sort(
+        np.where(np.isnan(values), -np.inf, values), axis=-1
+    )  # np.sort alone would put NaN last, as the best
+    return ordered[..., cut : values.shape[-1] - cut].mean(-1)
 
 
-def interval(
+def student_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of Student's 95% t interval of the mean over the last axis, which needs two values."""
+    n = values.shape[-1]
+    half = student_t.ppf(0.975, n - 1) * values.std(-1, ddof=1) / np.sqrt(n)
+    return values.mean(-1) - half, values.mean(-1) + half
+
+
+def crossed_interval(scores: np.ndarray) -> tuple[float, float]:
+    """Ends of the 95% t interval of the mean of scores (n, m) of n runs against m other runs.
+
+    The variances of the row and column means add up; the degrees of freedom are Welch's.
+    """
+    parts = [scores.mean(1 - axis).var(ddof=1) / scores.shape[axis] for axis in (0, 1)]
+    if sum(parts) == 0.0:
+        return float(scores.mean()), float(scores.mean())
+    freedom = sum(parts) ** 2 / sum(part**2 / (n - 1) for part, n in zip(parts, scores.shape, strict=True))
+    half = float(student_t.ppf(0.975, freedom) * np.sqrt(sum(parts)))
+    return float(scores.mean()) - half, float(scores.mean()) + half
+
+
+def bootstrap_interval(
     statistic: Statistic, strata: Sequence[np.ndarray], resamples: int = RESAMPLES
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ends of the 95% percentile-bootstrap interval of a statistic of all strata together (section 4.1).
 
-    A stratum is a task: its runs (..., n), whose number may differ, are resampled with replacement among themselves. All
-    points of the leading axes see the same resamples, and the two ends have these axes.
+    A stratum is a task: its runs (..., n), whose number may differ, are resampled with replacement among themselves.
+    All points of the leading axes see the same resamples, and the two ends have these axes.
     """
     rng = np.random.default_rng(0)
     resampled = [values[..., rng.integers(values.shape[-1], size=(resamples, values.shape[-1]))] for values in strata]
@@ -35,20 +65,43 @@ def interval(
     return low, high
 
 
+def win_interval(probability: float, n: int, m: int) -> tuple[float, float]:
+    """Ends of the 95% score interval of P(X > Y) + P(X = Y) / 2 from n and m runs, which is not empty at 0 and 1.
+
+    All probabilities that the observed one does not reject, by the variance of Hanley and McNeil (1982) with both
+    numbers of runs replaced by their mean, as method 5 of Newcombe (2006, https://doi.org/10.1002/sim.2324).
+    """
+    p = np.linspace(0.0, 1.0, 10_001)
+    others = (n + m) / 2 - 1
+    variance = p * (1 - p) * (1 + others * (1 - p) / (2 - p) + others * p / (1 + p)) / (n * m)
+    accepted = p[np.abs(p - probability) <= 1.96 * np.sqrt(variance) + 1e-9]
+    return float(accepted.min()), float(accepted.max())
+
+
 def probability_of_improvement(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> tuple[float, float, float]:
     """How likely a run of ours beats one of theirs: P(X > Y) + P(X = Y) / 2, averaged over tasks (section 4.3).
 
     Takes the scores (n,) and (m,) of both sets of runs for each task. Returns the probability and the ends of its 95%
-    percentile-bootstrap interval, for which the runs of each task and set are resampled among themselves.
+    interval: of one task the score interval; of several the percentile bootstrap, which resamples the runs of each task
+    and set.
     """
     rng = np.random.default_rng(0)
     probabilities, resampled = [], []
     for x, y in zip(ours, theirs, strict=True):
-        wins = 0.5 + 0.5 * np.sign(x[:, None] - y)  # (n, m)
+        x, y = (np.where(np.isnan(values), -np.inf, values) for values in (x, y))
+        wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)  # (n, m)
         shares = [
             rng.multinomial(n, np.full(n, 1 / n), RESAMPLES) / n for n in wins.shape
         ]  # of each run in each resample
         probabilities.append(wins.mean())
         resampled.append((shares[0] @ wins * shares[1]).sum(-1))
+    probability = float(np.mean(probabilities))
+    if len(probabilities) == 1:
+        return probability, *win_interval(probability, len(ours[0]), len(theirs[0]))
     low, high = np.percentile(np.mean(resampled, axis=0), [2.5, 97.5])
-    return float(np.mean(probabilities)), float(low), float(high)
+    return probability, float(low), float(high)
+
+
+def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    """Share of the runs (..., n) whose score exceeds each threshold (t,): (..., t) (section 4.2)."""
+    return (scores[..., None, :] > thresholds[:, None]).mean(-1)

@@ -1,6 +1,6 @@
 """Runs scripts on tasks with seeds, each run a process of its own, and goes on where it was cut off.
 
-    python -m benchmark.sweep --script ppo_continuous.py --env-ids Hopper-v5 Walker2d-v5 --workers 2 -- --total-timesteps 200000
+    python -m benchmark.sweep --script ppo_continuous.py --env-ids Hopper-v5 Ant-v5 -- --total-timesteps 200000
 
 What follows `--` goes to the scripts unchanged. All that a sweep makes is in its folder:
 
@@ -9,20 +9,23 @@ What follows `--` goes to the scripts unchanged. All that a sweep makes is in it
     logs/           what each run printed
     runs/           the run folders
 
-The same command again skips what has finished, resumes what was cut off or failed, and runs what is missing; with more tasks or
-seeds it runs these, too. Nothing depends on the sweep's memory: each run has a process of its own (`--job`) that writes the
-run's journal and locks it, and the script inherits the lock. So whatever was killed, a run that lives is waited for, and is
-never started twice.
+The same command again skips what has finished, resumes what was cut off or failed, and runs what is missing; with more
+tasks or seeds it runs these, too. Nothing depends on the sweep's memory: each run has a process of its own (`--job`)
+that writes the run's journal and locks it, and the script inherits the lock. So whatever was killed, a run that lives
+is waited for, and is never started twice.
 
-Of a script it asks for --env-id, --exp-name and --seed; that it writes runs/{env_id}__{exp_name}__{seed}__{timestamp}, where
---resume FOLDER goes on from checkpoint.pt, or refuses with the words of NOTHING_LEFT or UNREADABLE; that SIGTERM makes it write
-a checkpoint and end; and exit statuses: 0 finished, 1 failed, 2 bad arguments.
+Of a script it asks for --env-id, --exp-name and --seed; that it writes runs/{env_id}__{exp_name}__{seed}__{timestamp},
+where --resume FOLDER goes on from checkpoint.pt, or refuses with the words of NOTHING_LEFT or UNREADABLE; that SIGTERM
+makes it write a checkpoint and end; and exit statuses: 0 finished, 1 failed, 2 bad arguments.
 
-The sweep's own exit status: 0 all runs finished, 1 a run failed, 2 bad arguments, 130 or 143 stopped by Ctrl-C or SIGTERM.
+A script's exit status 2 (bad arguments) ends the sweep, because the other runs would be refused, too. The corrected
+command, or one with a larger --total-timesteps, goes on in the same folder.
+
+The sweep's own exit status: 0 all runs finished, 1 a run failed, 2 bad arguments, 129, 130 or 143 stopped by SIGHUP,
+Ctrl-C or SIGTERM.
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -38,9 +41,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from importlib.metadata import distributions
 from importlib.util import find_spec
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -50,17 +52,29 @@ from rich.live import Live
 from rich.table import Column, Table
 
 from benchmark import fail
+from benchmark.provenance import (
+    commit_of,
+    find_gpus,
+    hash_of,
+    machine,
+    output_of,
+    sources_of,
+    usable_cores,
+    versions,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NOTHING_LEFT = "--resume takes a run that has not finished"  # what a script says of a run that has
 UNREADABLE = "--resume takes a run folder with"  # of one that it cannot read; other refusals pass, such as W&B's
 POLL_SECONDS = 0.1
+STOP_SECONDS = 300.0  # that a run has for its checkpoint after --time-limit
 PROGRESS_SECONDS = 60.0  # between two reports of what is running, where there is no terminal
 
 
 @dataclass
 class Args:
-    """Runs scripts on tasks with seeds: --script ppo_continuous.py --env-ids Hopper-v5 Walker2d-v5 -- --total-timesteps 200000
+    """Runs scripts on tasks with seeds: --script ppo_continuous.py --env-ids Hopper-v5 Walker2d-v5 -- --total-timesteps
+    200000
 
     What follows -- goes to the scripts unchanged. The same command again goes on from where the last one was cut off.
     """
@@ -73,10 +87,15 @@ class Args:
     """seeds of each script and task"""
     first_seed: int = 1
     """the smallest seed"""
-    workers: int = 1
-    """runs at the same time; they share out the cores (OMP_NUM_THREADS, unless it is set) and the GPUs"""
-    runs_per_gpu: int = 1
+    seeds: tuple[int, ...] = ()
+    """a list of seeds in the place of these two"""
+    workers: int | None = None
+    """runs at the same time: 1 if not given, and as many as Slurm allows with --launcher slurm; they share the cores
+    (OMP_NUM_THREADS, unless it is set) and the GPUs"""
+    workers_per_gpu: int = 1
     """runs that may share a GPU; the GPUs are those of CUDA_VISIBLE_DEVICES, or all if that is not set"""
+    time_limit: float | None = None
+    """minutes that a run may take in a sweep; then it writes a checkpoint and counts as failed"""
     exp_name: str | None = None
     """name of the experiment, a part of each run folder's name; the script's name if not given"""
     folder: Path | None = None
@@ -84,8 +103,11 @@ class Args:
     dry_run: bool = False
     """start nothing: print the state and the next command of each run and, with --launcher slurm, the array job"""
     launcher: Literal["local", "slurm", "ray"] = "local"
-    """on this machine, as an array job of Slurm, or on the Ray cluster of RAY_ADDRESS, or of this machine if that is not set;
-    all nodes must see the scripts and the folder"""
+    """on this machine, as an array job of Slurm, or on the Ray cluster of RAY_ADDRESS, or of this machine if that is
+    not set; all nodes must see the scripts and the folder
+    """
+    prologue: tuple[str, ...] = ()
+    """with --launcher slurm: lines of shell before each run, such as "module load cuda" """
     sbatch_args: str = ""
     """with --launcher slurm: options of sbatch in one string, such as "--partition=gpu --gpus=1 --time=12:00:00" """
     job: int | None = None
@@ -119,6 +141,13 @@ class Job:
         return self.folder / "logs" / f"{self.name}.log"
 
     @property
+    def budget(self) -> int | None:
+        """--total-timesteps, if it is among the flags."""
+        words = [part for word in self.extra for part in word.split("=", 1)]
+        values = [value for flag, value in pairwise(words) if flag.replace("_", "-") == "--total-timesteps"]
+        return int(values[-1]) if values and values[-1].isdecimal() else None
+
+    @property
     def command(self) -> list[str]:
         """Does the run from its beginning, in the sweep's folder."""
         flags = ["--env-id", self.env_id, "--exp-name", self.exp_name, "--seed", str(self.seed)]
@@ -127,7 +156,9 @@ class Job:
 
 @dataclass
 class Process:
-    """A run's process, wherever it is. `poll` gives its exit status or None; `stop` stops the run, and kills it if repeated."""
+    """A run's process, wherever it is. `poll` gives its exit status or None; `stop` stops the run, and kills it if
+    repeated.
+    """
 
     poll: Callable[[], int | None]
     stop: Callable[[], object]
@@ -142,10 +173,21 @@ def utc_now() -> str:
 
 
 def catch_signals() -> list[int]:
-    """A list to which SIGINT and SIGTERM are appended from now on, instead of ending the process."""
+    """A list to which SIGINT, SIGTERM and SIGHUP are appended from now on, instead of ending the process.
+
+    After a SIGHUP the terminal is gone: what is printed then goes nowhere. Under `nohup` it stays ignored.
+    """
     signals: list[int] = []
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, lambda signum, _: signals.append(signum))
+
+    def note(signum: int, _: object) -> None:
+        if signum == signal.SIGHUP:
+            for stream in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        signals.append(signum)
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, note)
     return signals
 
 
@@ -154,13 +196,19 @@ def catch_signals() -> list[int]:
 
 def make_jobs(args: Args, extra: Sequence[str]) -> list[Job]:
     """All runs, seed by seed, so that a sweep cut short has some of every task. Exits if a flag makes no sense."""
-    for name, least in (("num_seeds", 1), ("first_seed", 0), ("workers", 1), ("runs_per_gpu", 1)):
-        if getattr(args, name) < least:
+    for name, least in (("num_seeds", 1), ("first_seed", 0), ("workers", 1), ("workers_per_gpu", 1)):
+        if getattr(args, name) is not None and getattr(args, name) < least:
             fail(f"--{name.replace('_', '-')} takes an integer from {least}, not {getattr(args, name)}")
+    if args.time_limit is not None and not 0 < args.time_limit < float("inf"):
+        fail(f"--time-limit takes a number of minutes above 0, not {args.time_limit}")
+    if len(set(args.seeds)) < len(args.seeds) or min(args.seeds, default=0) < 0:
+        fail(f"--seeds takes different integers from 0, not {' '.join(map(str, args.seeds))}")
+    if args.prologue and args.launcher != "slurm":
+        fail(f"--prologue takes --launcher slurm, not {args.launcher}")
     if args.sbatch_args and args.launcher != "slurm":
         fail(f"--sbatch-args takes --launcher slurm, not {args.launcher}")
-    if args.runs_per_gpu > 1 and args.launcher == "slurm":
-        fail("--runs-per-gpu takes --launcher local or ray: Slurm shares out its GPUs itself, by --sbatch-args")
+    if args.workers_per_gpu > 1 and args.launcher == "slurm":
+        fail("--workers-per-gpu takes --launcher local or ray: Slurm shares out its GPUs itself, by --sbatch-args")
     for script in args.script:
         if not script.is_file():
             fail(f"--script takes Python files, and {script} is none")
@@ -170,7 +218,8 @@ def make_jobs(args: Args, extra: Sequence[str]) -> list[Job]:
             fail(f"what follows -- takes the scripts' flags without {', '.join(own_flags)}, and {word} is one of these")
     scripts = [(script.resolve(), args.exp_name or script.stem) for script in args.script]
     folder = (args.folder or Path("sweeps") / "-".join(name for _, name in scripts)).resolve()
-    runs = product(range(args.first_seed, args.first_seed + args.num_seeds), args.env_ids, scripts)
+    seeds = args.seeds or range(args.first_seed, args.first_seed + args.num_seeds)
+    runs = product(seeds, args.env_ids, scripts)
     jobs = [Job(script, env_id, name, seed, tuple(extra), folder) for seed, env_id, (script, name) in runs]
     if not jobs or len({job.name for job in jobs}) < len(jobs):
         fail(
@@ -190,29 +239,44 @@ def lock(file: IO[str]) -> bool:
     return True
 
 
-def last_record(job: Job) -> dict[str, Any]:
-    """The newest whole record of a run's journal: "command", and "exit" and "run" (its folder) if it has ended; or nothing."""
-    for line in reversed(job.journal.read_text().splitlines() if job.journal.exists() else []):
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """The whole records of a journal: "command", and "exit" and "run" (its folder) if it is an end."""
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else []:
         with suppress(ValueError):
-            return json.loads(line)
-    return {}
+            records.append(json.loads(line))
+    return records
+
+
+def last_record(job: Job) -> dict[str, Any]:
+    """The newest whole record of a run's journal, or nothing."""
+    return (read_journal(job.journal) or [{}])[-1]
+
+
+def budget_of(run: Path) -> int | None:
+    """--total-timesteps of a run folder, if it can be read."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return int(json.loads((run / "args.json").read_text())["total_timesteps"])
+    return None
 
 
 def next_command(job: Job) -> list[str]:
     """The command that finishes a run, empty if it has finished.
 
-    It begins anew if there is no checkpoint, or if the script could not read it the last time.
+    It begins anew if there is no checkpoint, or if the script could not read it the last time. A run with a smaller
+    --total-timesteps than the sweep's goes on to this one.
     """
     last = last_record(job)
-    if last.get("exit") == 0 and (job.folder / last["run"]).is_dir():
+    runs = [run for run in find_runs(job) if any((run / f"checkpoint{x}.pt").exists() for x in ("", ".previous"))]
+    more = []
+    if runs and job.budget is not None and (budget_of(runs[-1]) or job.budget) < job.budget:
+        more = ["--total-timesteps", str(job.budget)]
+    if last.get("exit") == 0 and (job.folder / last["run"]).is_dir() and not more:
         return []
-    runs = [
-        run for run in find_runs(job) if (run / "checkpoint.pt").exists() or (run / "checkpoint.previous.pt").exists()
-    ]
     is_refused = last.get("exit") == 2 and "--resume" in last["command"]
     if not runs or (is_refused and any(UNREADABLE in line for line in read_log(job))):
         return job.command
-    return [sys.executable, str(job.script), "--resume", str(runs[-1].relative_to(job.folder))]
+    return [sys.executable, str(job.script), "--resume", str(runs[-1].relative_to(job.folder)), *more]
 
 
 def find_runs(job: Job) -> list[Path]:
@@ -234,10 +298,12 @@ def state_of(job: Job) -> str:
     return "cut off" if last_record(job).get("exit", 143) in (0, 130, 143) else "failed"
 
 
-def run_job(job: Job) -> int:
-    """Starts or resumes a run, unless it has finished, and waits for its end. Returns its exit status, 128 + n for signal n.
+def run_job(job: Job, time_limit: float | None = None) -> int:
+    """Starts or resumes a run, unless it has finished, and waits for its end. Returns its exit status, 128 + n for
+    signal n.
 
     Waits first until no other process has the run. The first signal stops the run, the second one kills it.
+    After `time_limit` minutes the run is stopped, too, and killed STOP_SECONDS later; the status is then 124.
     """
     signals, handled = catch_signals(), 0
     with job.journal.open("a") as journal, job.log.open("a") as log:
@@ -247,11 +313,12 @@ def run_job(job: Job) -> int:
             time.sleep(POLL_SECONDS)
         if not (command := next_command(job)):
             return 0
-        record = {"time": utc_now(), "host": platform.node(), "command": command}
-        record |= {"sha256": hash_of(job.script), **commit_of(job.script)}
-        print(
-            f"\n{json.dumps(record)}", file=journal, flush=True
-        )  # on a line of its own, even if a full disk cut off the last
+        record: dict[str, Any] = {"time": utc_now(), "host": platform.node(), "command": command}
+        record |= {"sha256": hash_of(job.script), **commit_of(sources_of(job.script))}
+        record["threads"], record["gpu"] = os.environ.get("OMP_NUM_THREADS"), os.environ.get("CUDA_VISIBLE_DEVICES")
+        deadline, is_late = time.monotonic() + 60 * (time_limit or float("inf")), False
+        # on a line of its own, even if a full disk cut off the last one
+        print(f"\n{json.dumps(record)}", file=journal, flush=True)
         print(f"$ {shlex.join(command)}", file=log, flush=True)
         null, keep = subprocess.DEVNULL, [journal.fileno()]
         try:
@@ -260,8 +327,14 @@ def run_job(job: Job) -> int:
                 if handled < len(signals):
                     (child.kill if handled else child.terminate)()
                     handled += 1
+                if time.monotonic() > deadline:
+                    (child.kill if is_late else child.terminate)()
+                    is_late, deadline = True, time.monotonic() + STOP_SECONDS
                 time.sleep(POLL_SECONDS)
             status = child.returncode if child.returncode >= 0 else 128 - child.returncode
+            if is_late and status != 0:
+                print(f"stopped after --time-limit {time_limit:g} minutes", file=log, flush=True)
+                status = 124
             if status == 2 and any(NOTHING_LEFT in line for line in read_log(job)):
                 status = 0  # it has outlived a process like this one, which could not record its end
         except OSError as error:
@@ -271,72 +344,72 @@ def run_job(job: Job) -> int:
         if status == 0 and not run:
             print(f"ended without a run folder runs/{job.name}__*", file=log)
             status = 1
-        print(json.dumps(record | {"time": utc_now(), "exit": status, "run": run}), file=journal)
+        end = {"time": utc_now(), "exit": status, "run": run, "device": device_of(job)}
+        print(json.dumps(record | end), file=journal)
         return status
 
 
-# === Versions, machine and manifest ===================================================================================
+def requeue() -> None:
+    """Requeues this task of a Slurm array after it was stopped, unless it was cancelled: that was the time limit."""
+    task = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    if output_of("squeue", "--noheader", "--format=%T", f"--jobs={task}") == "RUNNING":
+        subprocess.run(["scontrol", "requeue", task], check=False)
 
 
-def output_of(*command: str) -> str:
-    """What a command prints; nothing if there is no such command, or it fails."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-def hash_of(script: Path) -> str:
-    """SHA-256 of a script as it is now."""
-    return hashlib.sha256(script.read_bytes()).hexdigest()
-
-
-def commit_of(script: Path) -> dict[str, Any]:
-    """Commit of a script's repository, and whether a file of it is changed since; both None where there is no repository."""
-    git = "git", "-C", str(script.parent)
-    commit = output_of(*git, "rev-parse", "HEAD") or None
-    return {"commit": commit, "dirty": bool(output_of(*git, "status", "--porcelain", "-uno")) if commit else None}
-
-
-def find_gpus() -> list[str]:
-    """The GPUs that CUDA_VISIBLE_DEVICES names, or else all of this machine, or their parts where they are divided (MIG)."""
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
-    listing = output_of("nvidia-smi", "-L")
-    return re.findall(r"UUID: (MIG-[^)]+)", listing) or re.findall(r"UUID: (GPU-[^)]+)", listing)
+# === Manifest =========================================================================================================
 
 
 def read_manifest(jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """The entries of earlier starts. Exits if one of them had another script or other flags under the same name."""
-    folder = jobs[0].folder
+    """The entries of earlier starts; exits with one sentence if they cannot be read."""
+    path = jobs[0].folder / "manifest.json"
     try:
-        entries = json.loads((folder / "manifest.json").read_text())
-        earlier = [entry["scripts"] for entry in entries]
-    except FileNotFoundError:
-        return []
+        entries: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+        _ = [entry["scripts"] for entry in entries]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        fail(f"--folder takes a sweep's folder or a new one, and the manifest.json of {folder} cannot be read: {error}")
-    for before, job in product(earlier, jobs):
-        words = [str(job.script), *job.extra]
-        if before.get(job.exp_name, words) != words:
-            there = shlex.join(before[job.exp_name])
-            fail(f"--folder {folder} takes the command that it was begun with, `{there}`, not `{shlex.join(words)}`")
+        fail(f"--folder takes a sweep's folder or a new one, and {path} cannot be read: {error}")
     return entries
+
+
+def check_flags(jobs: Sequence[Job]) -> None:
+    """Exits if a run of the folder under the same name had another script or other flags, or a larger
+    --total-timesteps.
+
+    Runs whose arguments the script refused do not count: a corrected command takes their place.
+    """
+    by_name = {job.exp_name: job for job in jobs}
+    for journal in sorted((jobs[0].folder / "jobs").glob("*.jsonl")):
+        records = [record for record in read_journal(journal) if "--resume" not in record["command"]]
+        for start, end in pairwise([*records, {}]):
+            flags = start["command"][2:]  # as in Job.command: --env-id X --exp-name X --seed X, then what followed --
+            if "exit" in start or end.get("exit") == 2 or (job := by_name.get(flags[3])) is None:
+                continue
+            before = Job(Path(start["command"][1]), flags[1], flags[3], int(flags[5]), tuple(flags[6:]), job.folder)
+            has_shrunk = before.budget is not None and job.budget is not None and before.budget > job.budget
+            if before.script != job.script or other_flags(before) != other_flags(job) or has_shrunk:
+                there, here = (shlex.join([str(x.script), *x.extra]) for x in (before, job))
+                message = f"--folder {job.folder} takes the command that it was begun with, `{there}`, not `{here}`"
+                fail(f"{message}; only --total-timesteps may grow")
+
+
+def other_flags(job: Job) -> list[str]:
+    """What followed -- without --total-timesteps and its value."""
+    words = [part for word in job.extra for part in word.split("=", 1)]
+    places = [i for i, word in enumerate(words) if word.replace("_", "-") == "--total-timesteps"]
+    return [word for i, word in enumerate(words) if i not in places and i - 1 not in places]
 
 
 def write_manifest(entries: Sequence[dict[str, Any]], jobs: Sequence[Job], argv: Sequence[str]) -> None:
     """Adds an entry for this start."""
-    path = jobs[0].folder / "manifest.json"
+    path, sources = jobs[0].folder / "manifest.json", {job.exp_name: sources_of(job.script) for job in jobs}
     entry = {
         "time": utc_now(),
         "command": shlex.join(["python", "-m", "benchmark.sweep", *argv]),
         "scripts": {job.exp_name: [str(job.script), *job.extra] for job in jobs},
+        "sources": {name: list(map(str, paths)) for name, paths in sources.items()},
         "runs": [shlex.join(job.command) for job in jobs],
-        **commit_of(jobs[0].script),
-        "python": platform.python_version(),
-        "versions": dict(sorted((package.name, package.version) for package in distributions())),
-        "machine": {"host": platform.node(), "platform": platform.platform(), "cores": os.cpu_count()},
-        "gpus": output_of("nvidia-smi", "-L").splitlines(),
+        **commit_of(sorted({path for paths in sources.values() for path in paths})),
+        "versions": versions(),
+        "machine": machine(),
         "environment": {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")},
     }
     path.with_suffix(".new").write_text(json.dumps([*entries, entry], indent=2) + "\n")
@@ -344,6 +417,13 @@ def write_manifest(entries: Sequence[dict[str, Any]], jobs: Sequence[Job], argv:
 
 
 # === Progress =========================================================================================================
+
+
+def device_of(job: Job) -> str:
+    """The device that the last attempt said it runs on; empty if it said none."""
+    text = job.log.read_text(errors="replace") if job.log.exists() else ""
+    match = re.search(r" steps on (\w+)", re.split(r"^\$ .*\n", text, flags=re.MULTILINE)[-1])
+    return match[1] if match else ""
 
 
 def read_log(job: Job) -> list[str]:
@@ -357,7 +437,9 @@ def read_log(job: Job) -> list[str]:
 
 
 def read_progress(job: Job) -> dict[str, str]:
-    """What the newest line of the form `step 1 of 3, 2 steps/s, scores` says, or the scores of the evaluation at the end."""
+    """What the newest line of the form `step 1 of 3, 2 steps/s, scores` says, or the scores of the evaluation at the
+    end.
+    """
     for line in reversed(read_log(job)):
         if line.startswith(("evaluation: ", "scores: ")):
             return {"scores": line.partition(", length")[0]}
@@ -405,23 +487,23 @@ def job_command(args: Args, job: Job, index: str) -> str:
     """The shell command of a run's process, in the repository."""
     words = [sys.executable, "-m", "benchmark.sweep", "--script", *(str(script.resolve()) for script in args.script)]
     words += ["--env-ids", *args.env_ids, "--num-seeds", str(args.num_seeds), "--first-seed", str(args.first_seed)]
+    words += ["--seeds", *map(str, args.seeds)] if args.seeds else []
+    words += ["--time-limit", str(args.time_limit)] if args.time_limit is not None else []
     words += ["--folder", str(job.folder), *(["--exp-name", args.exp_name] if args.exp_name else [])]
     return f"exec {shlex.join(words)} --job {index} -- {shlex.join(job.extra)}"
 
 
 def connect_local(jobs: Sequence[Job], args: Args) -> Start:
-    """Returns what starts a run's process on this machine, beyond the terminal's Ctrl-C, with its share of cores and GPUs."""
+    """Returns what starts a run's process on this machine, beyond the terminal's Ctrl-C, with its cores and GPU."""
     gpus = [] if "--no-cuda" in jobs[0].extra else find_gpus()
-    cores = (
-        len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    )  # that this process may use
-    if gpus and args.workers > len(gpus) * args.runs_per_gpu:
-        fail(f"--workers takes at most the number of GPUs times --runs-per-gpu, {len(gpus) * args.runs_per_gpu}")
+    cores, workers = usable_cores(), args.workers or 1
+    if gpus and workers > len(gpus) * args.workers_per_gpu:
+        fail(f"--workers takes at most the GPUs times --workers-per-gpu, {len(gpus) * args.workers_per_gpu}")
 
     spawn = partial(subprocess.Popen, shell=True, cwd=REPOSITORY, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def start(worker: int, job: Job) -> Process:
-        env = {"OMP_NUM_THREADS": str(max(1, cores // args.workers)), **os.environ}
+        env = {"OMP_NUM_THREADS": str(max(1, cores // workers)), **os.environ}
         if gpus:
             env["CUDA_VISIBLE_DEVICES"] = gpus[worker % len(gpus)]
         with job.log.open("a") as log:
@@ -431,7 +513,7 @@ def connect_local(jobs: Sequence[Job], args: Args) -> Start:
     return start
 
 
-def connect_ray(args: Args) -> Start:
+def connect_ray(jobs: Sequence[Job], args: Args) -> Start:
     """Joins a Ray cluster, or starts one of this machine alone, and returns what starts a run's process there."""
     if find_spec("ray") is None:
         fail("--launcher ray needs the package ray: pip install ray")
@@ -442,12 +524,13 @@ def connect_ray(args: Args) -> Start:
     except (ConnectionError, ValueError, RuntimeError) as error:
         fail(f"--launcher ray takes a RAY_ADDRESS that answers, or none: {str(error).splitlines()[0]}")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and "CPU" in node["Resources"]]
-    cores = min(sum(node["CPU"] for node in nodes) // args.workers, *(node["CPU"] for node in nodes))
-    gpus = 1 / args.runs_per_gpu if any("GPU" in node for node in nodes) else 0
+    cores = min(sum(node["CPU"] for node in nodes) // (args.workers or 1), *(node["CPU"] for node in nodes))
+    has_gpus = "--no-cuda" not in jobs[0].extra and any("GPU" in node for node in nodes)
+    gpus = 1 / args.workers_per_gpu if has_gpus else 0
     task = ray.remote(num_cpus=max(1, int(cores)), num_gpus=gpus, max_retries=0)(run_job)
 
     def start(worker: int, job: Job) -> Process:
-        reference = task.remote(job)
+        reference = task.remote(job, args.time_limit)
 
         def poll() -> int | None:
             try:
@@ -471,6 +554,8 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start) -> int:
     states = {job: "waiting" if next_command(job) else "finished" for job in jobs}
     waiting = [job for job in jobs if states[job] == "waiting"]
     running: dict[int, tuple[Job, Process]] = {}
+    num_workers, is_refused = args.workers or 1, False
+    expects_gpu = args.launcher == "local" and "--no-cuda" not in jobs[0].extra and bool(find_gpus())
     report_seconds = 1.0 if sys.stdout.isatty() else PROGRESS_SECONDS
     report_time = time.monotonic() + report_seconds
     say(f"{len(jobs)} runs in {jobs[0].folder}: {count_states(states)}")
@@ -478,9 +563,9 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start) -> int:
     if others:
         say(f"warning: {len(others)} of them are the work of another version of the script: {', '.join(others)}")
     with Live(console=console, auto_refresh=False, transient=not sys.stdout.isatty()) as live:
-        while running or (waiting and not signals):
-            while waiting and len(running) < args.workers and not signals:
-                job, worker = waiting.pop(0), min(set(range(args.workers)) - set(running))
+        while running or (waiting and not signals and not is_refused):
+            while waiting and len(running) < num_workers and not signals and not is_refused:
+                job, worker = waiting.pop(0), min(set(range(num_workers)) - set(running))
                 say(f"starting: {job.name} ({state_of(job)})")
                 try:
                     process = start(worker, job)
@@ -504,6 +589,12 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start) -> int:
                 is_stopped = signals and status in (130, 137, 143, -signal.SIGTERM)
                 states[job] = "finished" if status == 0 else "stopped" if is_stopped else "failed"
                 say(", ".join([f"{states[job]}: {job.name}", *read_progress(job).values()]))
+                if expects_gpu and device_of(job) == "cpu":
+                    say("warning: it ran on the CPU, though there is a GPU: is PyTorch a build for the CPU alone?")
+                    expects_gpu = False
+                if status == 2 and "--resume" not in last_record(job).get("command", ()) and not is_refused:
+                    is_refused = True
+                    say("exit status 2: the script refuses these arguments, and no other run is started")
                 if states[job] == "failed":
                     command = shlex.join(last_record(job).get("command", job.command))
                     say(f"exit status {status}; {job.log} ends with:")
@@ -525,18 +616,31 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start) -> int:
     return (128 + signals[0] if signals else 1) if is_unfinished else 0
 
 
+def queued_jobs(folder: Path) -> set[str]:
+    """Names of the runs in array jobs of this folder that Slurm has not ended yet, waiting or running."""
+    queued = set()
+    for record in read_journal(folder / "slurm.jsonl"):
+        tasks = output_of("squeue", "--noheader", "--array", "--format=%i", f"--jobs={record['array']}").split()
+        queued |= {record["tasks"].get(task.partition("_")[2], "") for task in tasks}
+    return queued
+
+
 def submit(jobs: Sequence[Job], args: Args) -> int:
-    """Hands Slurm an array job of all runs that neither have finished nor are running, or prints it. Returns the status."""
-    folder, names = jobs[0].folder, dict.fromkeys(job.exp_name for job in jobs)
-    indices = [str(i) for i, job in enumerate(jobs) if state_of(job) not in ("finished", "running")]
-    if not indices:
-        print("nothing to submit: all runs have finished or are running")
+    """Hands Slurm an array job of all runs that have not finished and that it does not have, or prints it."""
+    folder, queued = jobs[0].folder, queued_jobs(jobs[0].folder)
+    missing = [job for job in jobs if job.name not in queued and state_of(job) not in ("finished", "running")]
+    tasks = {str(jobs.index(job)): job.name for job in missing}
+    if not tasks:
+        print("nothing to submit: all runs have finished, are running or are in Slurm's queue")
         return 0
+    name = re.sub(r"[^\w.-]", "-", "-".join(dict.fromkeys(job.exp_name for job in jobs)))
+    at_once = "" if args.workers is None else f"%{args.workers}"
+    prologue = "".join(line + "\n" for line in args.prologue)
     script = f"""#!/bin/bash
-#SBATCH --job-name={"-".join(names)} --array={",".join(indices)}%{args.workers}
+#SBATCH --job-name={name} --array={",".join(tasks)}{at_once}
 #SBATCH --output={shlex.quote(f"{folder}/logs/slurm-%A_%a.log")} --open-mode=append
 #SBATCH --requeue --signal=B:TERM@120 {args.sbatch_args}
-cd {shlex.quote(str(REPOSITORY))}
+{prologue}cd {shlex.quote(str(REPOSITORY))}
 export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-${{SLURM_CPUS_PER_TASK:-1}}}}
 {job_command(args, jobs[0], "$SLURM_ARRAY_TASK_ID")}
 """
@@ -546,10 +650,15 @@ export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-${{SLURM_CPUS_PER_TASK:-1}}}}
     path = folder / "job.sh"
     path.write_text(script)
     try:
-        subprocess.run(["sbatch", str(path)], check=True)
+        done = subprocess.run(["sbatch", "--parsable", str(path)], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        fail(f"--launcher slurm takes a machine where sbatch accepts {path}: {error}")
-    print("--dry-run shows the runs' states; the same command submits again what has not finished")
+        reason = str(getattr(error, "stderr", "") or error).strip()
+        fail(f"--launcher slurm takes a machine where sbatch accepts {path}: {reason}")
+    array = done.stdout.strip().partition(";")[0]
+    with (folder / "slurm.jsonl").open("a") as file:
+        print(json.dumps({"time": utc_now(), "array": array, "tasks": tasks}), file=file)
+    print(f"submitted {path} as array job {array}: {len(tasks)} runs")
+    print("--dry-run shows the runs' states; the same command submits what has not finished and is not in the queue")
     return 0
 
 
@@ -559,9 +668,12 @@ def main(argv: list[str]) -> int:
     args = tyro.cli(Args, prog="python -m benchmark.sweep", args=argv[:split])
     jobs = make_jobs(args, argv[split + 1 :])
     entries, folder = read_manifest(jobs), jobs[0].folder
+    check_flags(jobs)
     if args.dry_run:
+        queued = queued_jobs(folder)
         for i, job in enumerate(jobs):
-            print(f"{i} {state_of(job)}: {shlex.join(next_command(job)) or job.name}")
+            state = "queued" if job.name in queued and state_of(job) != "running" else state_of(job)
+            print(f"{i} {state}: {shlex.join(next_command(job)) or job.name}")
         return submit(jobs, args) if args.launcher == "slurm" else 0
     try:
         for path in (jobs[0].journal, jobs[0].log):
@@ -570,7 +682,10 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         fail(f"--folder takes a folder that can be written to: {error}")
     if args.job is not None:
-        return run_job(jobs[args.job])
+        status = run_job(jobs[args.job], args.time_limit)
+        if status == 143 and "SLURM_ARRAY_JOB_ID" in os.environ:
+            requeue()
+        return status
     with sweep_lock:
         if not lock(sweep_lock):
             fail(f"--folder takes a folder in which no other sweep is at work, and in {folder} there is one")
@@ -578,7 +693,7 @@ def main(argv: list[str]) -> int:
             launch = partial(submit, jobs, args)
         else:
             launch = partial(
-                run_all, jobs, args, connect_ray(args) if args.launcher == "ray" else connect_local(jobs, args)
+                run_all, jobs, args, connect_ray(jobs, args) if args.launcher == "ray" else connect_local(jobs, args)
             )
         write_manifest(entries, jobs, argv)
         return launch()

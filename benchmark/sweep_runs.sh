@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The sweeps behind the README's tables and curves, on two cores: bash benchmark/sweep_runs.sh NAME, in an empty folder.
+# The studies in benchmark/results/ whose runs are of the single-agent scripts, on two cores: bash benchmark/sweep_runs.sh NAME, in an
+# empty folder. `report` writes the study's folder; the text of its page outside of the marker lines stays.
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONPATH=$repository OMP_NUM_THREADS=1
 sweep() { python -m benchmark.sweep "$@"; }
-report() { python -m benchmark.report "${@:2}" --output "$repository/benchmark/results/$1"; }
+report() { python -m benchmark.report "${@:2}" --output "$repository/benchmark/results/$1"; } # STUDY RUNS FLAGS
 reference="--num-envs 1 --num-steps 2048 --adam-beta1 0.9 --adam-beta2 0.999 --gae-lambda 0.95 --norm-adv --clip-vloss --target-kl None --log-std-init 0 --log-std-min -20 --obs-epsilon 1e-8"
 ppo() { # EXPERIMENT FOLDER TASKS FLAGS; the recipe was chosen on seeds 11 to 83
     sweep --script "$repository/ppo_continuous.py" --exp-name "$1" --folder "$2" --env-ids $3 --first-seed 91 --num-seeds 5 --workers 2 \
@@ -19,7 +20,8 @@ case $1 in
         }
         both sweeps/ppo_1m "$tasks" "--total-timesteps 1000000"
         both sweeps/ppo_humanoid Humanoid-v5 "--total-timesteps 500000"
-        report ppo sweeps/ppo_{1m,humanoid}{,_reference}/runs/*
+        report ppo sweeps/ppo_{1m,humanoid}{,_reference}/runs/* --normalize-by ppo_continuous \
+            --labels ppo_continuous="PPO, defaults" ppo_reference="PPO, reference's recipe"
         ;;
     ppo_ablation) # each change taken back alone, after `ppo`, four hours
         without() { ppo "$1" "sweeps/$1" "HalfCheetah-v5 Walker2d-v5" --total-timesteps 1000000 "${@:2}"; }
@@ -34,7 +36,7 @@ case $1 in
         without ppo_obs_epsilon --obs-epsilon 1e-8
         without ppo_all_epochs --target-kl None
         report ppo_ablation sweeps/ppo_1m{,_reference}/runs/{HalfCheetah,Walker2d}* \
-            sweeps/ppo_{one_environment,together,usual_adam,lambda_0.95,std_1,clipped_value,norm_adv,no_least_std,obs_epsilon,all_epochs}/runs/*
+            sweeps/ppo_{one_environment,together,usual_adam,lambda_0.95,std_1,clipped_value,norm_adv,no_least_std,obs_epsilon,all_epochs}/runs/* --normalize-by ppo_continuous
         ;;
     ppo_per_task) # flags that may help one task, after `ppo`
         tuned() { ppo "$1" "sweeps/$1" "$2" --total-timesteps 1000000 "${@:3}"; }
@@ -42,10 +44,10 @@ case $1 in
         tuned ppo_least_std_-2 Ant-v5 --log-std-min -2
         report ppo_per_task sweeps/ppo_1m/runs/{HalfCheetah,Ant}* sweeps/ppo_{gamma_0.995,least_std_-2}/runs/*
         ;;
-    sac) # two and a half hours
-        sweep --script "$repository/sac_continuous.py" --env-ids HalfCheetah-v5 Hopper-v5 Walker2d-v5 --num-seeds 3 --workers 2 \
-            --folder sweeps/sac_100k -- --total-timesteps 100000 --eval-freq 20000 --no-cuda
-        report sac sweeps/sac_100k/runs/*
+    sac) # beside the published curves; two hours of one thread a run
+        sweep --script "$repository/sac_continuous.py" --env-ids HalfCheetah-v5 Hopper-v5 Walker2d-v5 --seeds 201 202 203 --workers 2 \
+            --folder sweeps/sac -- --total-timesteps 1000000 --eval-freq 20000 --no-cuda
+        report sac sweeps/sac/runs/* --published "$repository/benchmark/published_curves.csv" --published-algorithms sac
         ;;
     sac_recipe) # SAC's defaults and one change to them at a time, twenty-five minutes
         sac() { # EXPERIMENT SCRIPT FLAGS
@@ -60,21 +62,6 @@ case $1 in
         ! cmp --silent "$repository/sac_continuous.py" sac_tanh_log_std.py || { echo "sac_tanh_log_std.py changes nothing" && exit 1; }
         sac sac_tanh_log_std sac_tanh_log_std.py
         report sac_recipe sweeps/sac_{continuous,policy_lr_3e-4,half_target_entropy,tanh_log_std}/runs/*
-        ;;
-    small) # twenty minutes; everything is killed in the middle of it, and the same command goes on
-        flags="--total-timesteps 15000 --eval-freq 2500 --checkpoint-freq 5000 --no-cuda"
-        small() {
-            sweep --script "$repository"/{ppo,sac}_continuous.py --env-ids Pendulum-v1 InvertedPendulum-v5 Hopper-v5 \
-                --num-seeds 5 --workers 2 --folder sweeps/small -- $flags
-        }
-        small &
-        sleep 10m
-        pkill -KILL -f -- "--total-timesteps 15000" || true
-        wait || true
-        small
-        PYTHONPATH=$repository:$repository/tests sweep --script "$repository/ppo_continuous.py" --env-ids toy_envs:Broken-v0 \
-            --num-seeds 1 --folder sweeps/small -- $flags || true # reported as failed
-        report small sweeps/small/runs/* --normalize-by sac_continuous
         ;;
     *) echo "unknown: $1" && exit 2 ;;
 esac

@@ -2,41 +2,61 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import Train
+from torch.utils.tensorboard import SummaryWriter
 
-from benchmark.selfplay import Scores, Versus, interval, print_scores, print_versus
+from benchmark.runs import read_curves
+from benchmark.selfplay import Scores, Versus, first_times, print_scores, print_versus
 
 
-def test_interval() -> None:
-    """Equal runs leave no doubt; for many normal runs it is the mean and 1.96 standard errors on either side."""
-    assert interval(np.full((3, 2), 0.25)) == "0.250 [0.250, 0.250]"
-    values = np.random.default_rng(1).normal(0.5, 0.1, 400)
-    mean, low, high = (float(word.strip("[],")) for word in interval(values).split())
-    error = 1.96 * values.std() / 20
-    assert [mean, low, high] == pytest.approx([values.mean(), values.mean() - error, values.mean() + error], abs=0.002)
+def copy_as(run: Path, exp_name: str) -> Path:
+    """The same run, of another experiment."""
+    copy = shutil.copytree(run, run.with_name(exp_name))
+    run_args = json.loads((copy / "args.json").read_text()) | {"exp_name": exp_name}
+    (copy / "args.json").write_text(json.dumps(run_args))
+    return copy
 
 
 def test_versus_itself_is_a_draw(
     selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Likeliest actions, so no noise; paired starts, swapped sides: a policy takes exactly half of the points from itself."""
+    """Likeliest actions, so no noise; paired starts, swapped sides: a policy takes half of the points from itself."""
     run = train_selfplay(selfplay)
-    monkeypatch.delattr(selfplay.Agent, "noise")
-    print_versus(Versus(runs=[run], against=[run], games=6, csv=run / "versus.csv"))
-    assert capsys.readouterr().out.splitlines()[-1].startswith("sumo: 0.500 [0.500, 0.500] over 1 x 1 pairs of runs")
-    assert list(csv.reader((run / "versus.csv").open()))[1:] == [["sumo", run.name, run.name, "0.5000"]]
+    runs = [run, copy_as(run, "copy")]
+    name = json.loads((run / "args.json").read_text())["exp_name"]
+    with monkeypatch.context() as patch:
+        patch.delattr(selfplay.Agent, "noise")
+        print_versus(Versus(runs=runs, games=6, actions=("likeliest",), csv=run / "versus.csv"))
+    pair = sorted([name, "copy"], key=lambda x: str(run if x == name else runs[1]))
+    assert capsys.readouterr().out.splitlines()[-1] == f"| likeliest | {pair[0]} | {pair[1]} | 0.50 |"
+    (row,) = csv.DictReader((run / "versus.csv").open())
+    assert (row["actions"], row["behavior"], row["score"]) == ("likeliest", "sumo", "0.5000")
+    print_versus(Versus(runs=runs, games=6))
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[-2:]] == ["likeliest", "sampled"]
+
+
+def test_the_first_time_above_a_threshold(tmp_path: Path) -> None:
+    """Not the last one, nor one that equals the threshold; players without a threshold, or never beaten, have none."""
+    scores = {"charge": (0.5, 0.7, 0.9, 0.1, 0.95), "centre": (0.1, 0.2, 0.3, 0.4, 0.5), "x": (1.0, 1.0, 1.0, 1.0, 1.0)}
+    writer = SummaryWriter(str(tmp_path))
+    for name, values in scores.items():
+        for i, value in enumerate(values):
+            writer.add_scalar(f"eval/sumo_score_vs_{name}", value, 100 * i, walltime=1e9 + 10 * i)
+    writer.close()
+    curve = read_curves(tmp_path)["eval/sumo_score_vs_charge"]
+    assert first_times(tmp_path) == {"eval/sumo_score_vs_charge": (curve[2, 1], 200)}
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (None, "--runs and --against take run folders of self-play, one or more each"),
+        (None, "RUNS takes runs of two experiments or more, and these are of one"),
         ({}, "RUNS takes run folders of self-play, and {run} is none"),
         ({"env_kwargs": {"actions": "discrete"}}, "RUNS takes runs of one --env-kwargs, and "),
         ({"buffer_size": 5}, "RUNS takes runs of one script, and "),
@@ -46,24 +66,29 @@ def test_bad_sets(
     other: dict[str, Any] | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One sentence on standard error, and exit status 2."""
-    shared = {"save_steps": 1, "env_id": "sumo", "env_kwargs": {}, "teams": None, "symmetric": None, "norm_obs": True}
+    shared: dict[str, Any] = {"save_steps": 1, "env_id": "sumo", "env_kwargs": {}, "teams": None, "symmetric": None}
+    shared |= {"norm_obs": True, "exp_name": "one"}
     runs = [tmp_path / "a", tmp_path / "b"]
-    for run, run_args in zip(runs, (shared, shared | other if other else {}), strict=True):
+    for run in runs:
         run.mkdir()
-        (run / "args.json").write_text(json.dumps(run_args))
-    with pytest.raises(SystemExit, match="2"):
-        print_versus(Versus(runs=runs[:1], against=[] if other is None else runs[1:]))
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {message.format(run=runs[1])}")
-    assert error.count("\n") == 1
-    if other is not None:
+    (runs[0] / "args.json").write_text(json.dumps(shared))
+    for experiment, tabulate in (("one", print_scores), ("two", print_versus)):
+        if other is None and tabulate is print_scores:
+            continue
+        second = shared | other | {"exp_name": experiment} if other else {}
+        (runs[1] / "args.json").write_text(json.dumps(second))
+        args: Any = (Scores if tabulate is print_scores else Versus)(runs=runs[:1] if other is None else runs)
         with pytest.raises(SystemExit, match="2"):
-            print_scores(Scores(runs=runs))
-        assert capsys.readouterr().err == error
+            tabulate(args)
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {message.format(run=runs[1])}")
+        assert error.count("\n") == 1
 
 
 def test_scores(selfplay: ModuleType, train_selfplay: Train, tmp_path: Path) -> None:
-    """A row a run and scripted player; the untrained score is that of the first snapshot, and so of a run without learning."""
+    """A row a run and scripted player; the untrained score is that of the first snapshot, and so of a run without
+    learning.
+    """
     rates = ("learning_rate",) if selfplay.__name__ == "ppo_selfplay" else ("policy_lr", "q_lr", "alpha_lr")
     frozen = dict.fromkeys(rates, 0.0) | {"norm_obs": False}
     runs = [train_selfplay(selfplay, seed=1, **frozen), train_selfplay(selfplay, seed=2, **frozen)]
@@ -72,3 +97,4 @@ def test_scores(selfplay: ModuleType, train_selfplay: Train, tmp_path: Path) -> 
     assert [row["game"] for row in rows] == 2 * [f"sumo vs {name}" for name in ("random", "charge", "centre")]
     assert [row["run"] for row in rows] == 3 * [runs[0].name] + 3 * [runs[1].name]
     assert all(row["score"] == row["untrained"] for row in rows)
+    assert {row["commit"] for row in rows} == {""}  # these runs are of no sweep

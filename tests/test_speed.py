@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from toy_envs import make_vector
 import ppo_continuous
 import sac_continuous
 from benchmark import speed
+from utils.run import parse_args
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,13 +36,15 @@ def updates_flops(script: ModuleType, args: Any) -> int:
             n = args.batch_size
             batch = (torch.randn(n, 2), torch.randn(n, 1), torch.randn(n), torch.randn(n, 2), torch.zeros(n))
             script.compute_qf_gradient(agent, batch, torch.randn(n, 1), args)
-            script.compute_actor_gradient(agent, batch[0], torch.randn(n, 1), args)
+            script.compute_actor_gradient(agent, batch, torch.randn(n, 1), args)
     return int(counter.get_total_flops())
 
 
 @pytest.mark.parametrize("script", [ppo_continuous, sac_continuous])
 def test_the_products_are_those_of_an_update(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit's products have the floating point operations that PyTorch counts while the script computes its gradients."""
+    """The limit's products have the floating point operations that PyTorch counts while the script computes its
+    gradients.
+    """
 
     def by_backward(loss: torch.Tensor, parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
         loss.backward(inputs=list(parameters))  # PyTorch's counter does not take torch.autograd.grad
@@ -96,6 +99,10 @@ def test_all_scripts_are_measured(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout == (tmp_path / "x.md").read_text()
     assert all(result.stdout.count(f"| `{name}` |") == 3 for name in names)
+    assert all(result.stdout.count(f"| `{name}` --no-compile |") == 1 for name in names)
+    assert result.stdout.count("| `ppo_continuous.py`, its own defaults |") == 1
+    last = result.stdout.splitlines()[-1]
+    assert re.fullmatch(r"Machine: .+, \d+ cores, \d+ GiB\. Versions: python [\d.]+, torch .*\. Commit: \w+\+?\.", last)
     rows = list(csv.DictReader((tmp_path / "x.csv").open()))
     for name in names:
         seconds = {
@@ -121,13 +128,15 @@ def test_libraries_are_measured_beside(name: str, tmp_path: Path) -> None:
     words = ["--script", name, "--env-id", "Pendulum-v1", "--rounds", "1", "--steps", "500", "--against", *libraries]
     result = subprocess.run([sys.executable, "-m", "benchmark.speed", *words], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert re.findall(r"^\| (\w+) \| [\d,]+ \(", result.stdout, re.MULTILINE) == libraries
+    assert re.findall(r"^\| (\w+)[\w-]*, .*? \| [\d,]+ \(", result.stdout, re.MULTILINE) == [
+        speed.KINDS[library].partition(",")[0].partition("-")[0] for library in libraries
+    ]
 
 
 def test_libraries_get_the_hyper_parameters_of_the_script() -> None:
     """By hand, in Stable-Baselines3's names: what would make one of the two compute less is not left to its default."""
     flags = "--gamma 0.9 --num-envs 2 --num-steps 64 --num-minibatches 4 --update-epochs 3 --norm-adv --clip-vloss"
-    ppo = speed.library_settings("sb3", "ppo_continuous.py", ppo_continuous.parse_args(flags.split()))
+    ppo = speed.library_settings("sb3", "ppo_continuous.py", parse_args(ppo_continuous.Args, flags.split()))
     expected = {
         "gamma": 0.9,
         "n_steps": 64,
@@ -136,16 +145,87 @@ def test_libraries_get_the_hyper_parameters_of_the_script() -> None:
         "normalize_advantage": True,
         "clip_range_vf": 0.2,
     }
+    expected["n_epochs"] = 3
     assert expected.items() <= ppo.items()
     plain = speed.library_settings(
-        "sb3", "ppo_continuous.py", ppo_continuous.parse_args(["--no-norm-adv", "--no-clip-vloss"])
+        "sb3", "ppo_continuous.py", parse_args(ppo_continuous.Args, ["--no-norm-adv", "--no-clip-vloss"])
     )
     assert not plain["normalize_advantage"]
     assert plain["clip_range_vf"] is None
     flags = "--batch-size 32 --policy-lr 0.01 --tau 0.2 --learning-starts 70"
-    sac = speed.library_settings("sbx", "sac_continuous.py", sac_continuous.parse_args(flags.split()))
+    sac = speed.library_settings("sbx", "sac_continuous.py", parse_args(sac_continuous.Args, flags.split()))
     expected = {"batch_size": 32, "learning_rate": 0.01, "tau": 0.2, "learning_starts": 70, "train_freq": 1}
+    expected["gradient_steps"] = -1  # an update for each step of each environment
     assert expected.items() <= sac.items()
+
+
+class FakeLibrary:
+    """Stands for Stable-Baselines3: notes what an algorithm is given, and calls the callback as its loop does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: dict[str, Any] = {}
+        self.envs: list[str] = []
+        library = self
+
+        class Envs:
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                library.envs.append(type(self).__name__)
+
+        class VecNormalize(Envs):
+            pass
+
+        class Algorithm:
+            def __init__(self, env: Any, **settings: Any) -> None:
+                library.made = {"env": type(env).__name__} | settings
+                shape = (settings.get("buffer_size", 1), 1, 3)
+                names = ("observations", "next_observations", "actions", "rewards")
+                self.replay_buffer = SimpleNamespace(
+                    full=False, **{name: np.zeros(shape, np.float32) for name in names}
+                )
+                library.buffer = self.replay_buffer
+
+            def learn(self, total: int, callback: Any) -> None:
+                for _ in range(total):
+                    callback._on_step()
+
+        modules: dict[str, dict[str, Any]] = {
+            "stable_baselines3": {"PPO": Algorithm, "SAC": Algorithm},
+            "stable_baselines3.common": {},
+            "stable_baselines3.common.callbacks": {"BaseCallback": object},
+            "stable_baselines3.common.vec_env": {"DummyVecEnv": Envs, "VecEnv": Envs, "VecNormalize": VecNormalize},
+        }
+        for name, contents in modules.items():
+            module = ModuleType(name)
+            vars(module).update(contents)
+            monkeypatch.setitem(sys.modules, name, module)
+        self.buffer: Any = None
+
+
+def test_libraries_do_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PPO normalises as the script does, SAC does not; both do the script's updates; buffers can be full."""
+    library = FakeLibrary(monkeypatch)
+    args = speed.Args(["ppo_continuous.py"], env_id="Pendulum-v1", steps=100)
+    result = speed.measure_library("sb3", "ppo_continuous.py", speed.make_case("ppo_continuous.py", args), args)
+    assert result["wall"] > 0
+    assert library.envs == ["Envs", "VecNormalize"]
+    made = library.made
+    assert (made["env"], made["n_steps"], made["n_epochs"], made["batch_size"]) == ("VecNormalize", 2048, 10, 64)
+    for full_buffer in (False, True):
+        args = speed.Args(["sac_continuous.py"], env_id="Pendulum-v1", steps=100, full_buffer=full_buffer)
+        speed.measure_library("sb3", "sac_continuous.py", speed.make_case("sac_continuous.py", args), args)
+        assert (library.made["env"], library.made["train_freq"], library.made["gradient_steps"]) == ("Envs", 1, -1)
+        assert (library.buffer.full, bool(library.buffer.observations[-1].any())) == (full_buffer, full_buffer)
+
+
+def test_a_full_buffer() -> None:
+    """The script's buffer has as many transitions as rows, different ones, of which none ends an episode."""
+    make = speed.filled(sac_continuous.ReplayBuffer.__init__)
+    buffer = sac_continuous.ReplayBuffer.__new__(sac_continuous.ReplayBuffer)
+    make(buffer, 50, 3, 1, torch.device("cpu"))
+    assert buffer.total == 50
+    obs, _, _, _, terminations = buffer.gather(torch.arange(50))
+    assert len(obs.unique(dim=0)) == 50
+    assert not terminations.any()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import pty
@@ -14,14 +15,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import Train
 
-from benchmark import sweep
+import utils.run
+from benchmark import provenance, sweep
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = Path(__file__).parent / "toy_script.py"
@@ -57,7 +60,7 @@ def words_of(words: Sequence[str]) -> list[str]:
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
     """Runs a sweep to its end, in this process."""
-    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     def run_to_end(*words: str) -> Result:
         try:
@@ -117,7 +120,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def test_every_run_once(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts x tasks x seeds, at most --workers together, with equal shares of cores; again, only what is new is run."""
+    """Scripts x tasks x seeds, at most --workers together, with equal shares of cores; again, only new ones."""
     other = shutil.copy(SCRIPT, "other.py")
     words = (
         "--script",
@@ -176,6 +179,41 @@ def test_manifest(run: Sweep) -> None:
     assert [shlex.split(line) for line in first["runs"]] == [[sys.executable, str(script.resolve()), *flags]]
     assert first["versions"]["pytest"] == pytest.__version__
     assert first["machine"]["cores"] == os.cpu_count()
+    assert first["machine"]["processor"]
+    assert first["machine"]["memory_gib"] > 0
+    Path("scripts/b.py").write_text(script.read_text())  # is not what the commit has
+    run("--script", "scripts/b.py", "--exp-name", "other", "--folder", "new")
+    (entry,) = json.loads(Path("new/manifest.json").read_text())
+    assert (entry["commit"], entry["dirty"]) == (None, None)
+
+
+def test_sources(tmp_path: Path) -> None:
+    """A script's own modules count, also those that modules import, and from a folder below; nothing else does."""
+    for folder in ("utils", "variants"):
+        (tmp_path / folder).mkdir()
+    texts = {
+        "a.py": "import json\nfrom utils.pool import draw\nif True:\n    from utils import run\n",
+        "variants/b.py": "import utils.pool as pool, no_such_module\n",
+        "utils/pool.py": "from utils.elo import update\n",
+        "utils/elo.py": "import numpy\n",
+        "utils/run.py": "",
+        "utils/unused.py": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+
+    def names(script: str) -> list[str]:
+        return [str(path.relative_to(tmp_path)) for path in provenance.sources_of(tmp_path / script)]
+
+    assert names("a.py") == ["a.py", "utils/elo.py", "utils/pool.py", "utils/run.py"]
+    assert names("variants/b.py") == ["variants/b.py", "utils/elo.py", "utils/pool.py"]
+    before = provenance.hash_of(tmp_path / "a.py")
+    (tmp_path / "utils/unused.py").write_text("# changed\n")
+    assert provenance.hash_of(tmp_path / "a.py") == before
+    (tmp_path / "utils/elo.py").write_text("# changed\n")
+    assert provenance.hash_of(tmp_path / "a.py") != before
+    (tmp_path / "a.py").write_text("def")
+    assert provenance.hash_of(tmp_path / "a.py") == hashlib.sha256(b"def").hexdigest()
 
 
 def test_another_version_of_the_script_is_named(run: Sweep) -> None:
@@ -282,7 +320,9 @@ def test_stopped(run: Sweep) -> None:
 
 
 def test_a_second_sweep_is_refused_and_a_second_signal_kills(run: Sweep) -> None:
-    """A sweep in the same folder at the same time; a run that does not heed the first signal, after which none is started."""
+    """A sweep in the same folder at the same time; a run that does not heed the first signal, after which none is
+    started.
+    """
     words = ("--num-seeds", "3", "--workers", "2", "--", "--stubborn", "1", "--total-timesteps", "500")
     with begin(*words, stdout=subprocess.PIPE) as process:
         wait_for(lambda: steps("Toy-v0__toy_script__1") and steps("Toy-v0__toy_script__2"))
@@ -302,7 +342,9 @@ def test_a_second_sweep_is_refused_and_a_second_signal_kills(run: Sweep) -> None
 
 
 def test_a_refused_checkpoint_is_given_up(run: Sweep) -> None:
-    """What the script does not go on from is reported, and the sweep after that begins anew; so it does if a result is gone."""
+    """What the script does not go on from is reported, and the sweep after that begins anew; so it does if a result is
+    gone.
+    """
     assert run().status == 0
     (folder,) = Path("sweep/runs").glob("*")
     journal = job_of(Path("sweep")).journal
@@ -346,7 +388,7 @@ def test_the_scripts_folders_are_found(script: ModuleType, tmp_path: Path) -> No
     args = sweep.Args([Path(script.__file__ or "")], ["gymnasium:A b/C-v0"], num_seeds=1, folder=tmp_path)
     (job,) = sweep.make_jobs(args, [])
     for count in (1, 2):
-        script.make_run_folder(script.Args(env_id=job.env_id, exp_name=job.exp_name, seed=job.seed))
+        utils.run.make_run_folder(script.Args(env_id=job.env_id, exp_name=job.exp_name, seed=job.seed))
         assert len(sweep.find_runs(job)) == count
 
 
@@ -373,9 +415,13 @@ def test_a_changed_command_is_refused(run: Sweep) -> None:
         ("--num-seeds", ("--num-seeds", "two")),
         ("--first-seed", ("--first-seed", "-1")),
         ("--workers", ("--workers", "0")),
-        ("--runs-per-gpu", ("--runs-per-gpu", "0")),
-        ("--runs-per-gpu", ("--runs-per-gpu", "2", "--launcher", "slurm")),
+        ("--workers-per-gpu", ("--workers-per-gpu", "0")),
+        ("--workers-per-gpu", ("--workers-per-gpu", "2", "--launcher", "slurm")),
         ("--sbatch-args", ("--sbatch-args=--gpus=1",)),
+        ("--prologue", ("--prologue", "module load cuda")),
+        ("--seeds", ("--seeds", "1", "1")),
+        ("--seeds", ("--seeds", "-1")),
+        ("--time-limit", ("--time-limit", "0")),
         ("--launcher", ("--launcher", "cloud")),
         ("--launcher slurm", ("--launcher", "slurm")),
         ("--launcher ray", ("--launcher", "ray")),
@@ -406,13 +452,13 @@ def test_bad_input(flag: str, words: tuple[str, ...], run: Sweep, monkeypatch: p
 def test_gpus_are_shared_out(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each to as many runs as asked for at a time, and no more workers than that."""
     add_command("nvidia-smi", "echo 'GPU 0: NVIDIA A (UUID: GPU-aa-1)'; echo 'GPU 1: NVIDIA B (UUID: GPU-bb-2)'")
-    words = ("--num-seeds", "4", "--workers", "4", "--runs-per-gpu")
+    words = ("--num-seeds", "4", "--workers", "4", "--workers-per-gpu")
     result = run(*words, "1")
     assert (result.status, result.error[:16]) == (2, "error: --workers")
     assert run(*words, "2").status == 0
     assert sorted(fact["gpu"] for fact in facts()) == ["GPU-aa-1", "GPU-aa-1", "GPU-bb-2", "GPU-bb-2"]
     (entry,) = json.loads(Path("sweep/manifest.json").read_text())
-    assert entry["gpus"][1] == "GPU 1: NVIDIA B (UUID: GPU-bb-2)"
+    assert entry["machine"]["gpus"][1] == "GPU 1: NVIDIA B (UUID: GPU-bb-2)"
     assert run("--folder", "none", "--num-seeds", "3", "--workers", "3", "--", "--no-cuda").status == 0  # needs no GPU
 
     mig = "  MIG 1g.18gb     Device  {}: (UUID: MIG-{})"
@@ -420,15 +466,22 @@ def test_gpus_are_shared_out(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> Non
         "nvidia-smi", f"echo 'GPU 0: A (UUID: GPU-aa)'; echo '{mig.format(0, 'x')}'; echo '{mig.format(1, 'y')}'"
     )
     assert sweep.find_gpus() == ["MIG-x", "MIG-y"]
+    whole = "echo 'GPU 1: NVIDIA B (UUID: GPU-bb)'"
+    add_command("nvidia-smi", f"echo 'GPU 0: A (UUID: GPU-aa)'; echo '{mig.format(0, 'x')}'; {whole}")
+    assert sweep.find_gpus() == ["MIG-x", "GPU-bb"]  # a whole one beside a slice
     for visible, gpus in (("2, 3", ["2", "3"]), ("", []), ("-1", [])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert sweep.find_gpus() == gpus
 
 
+SBATCH = """for i in $(sed -n 's/.*--array=\\([0-9,]*\\).*/\\1/p' $2 | tr , ' '); do
+SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=$i bash $2 >> out
+done; echo '7;cluster'"""  # runs the tasks before it ends
+
+
 def test_slurm(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     """An array job of what has not finished, with sbatch's stand-in running its tasks; a dry run only prints it."""
-    indices = "$(sed -n 's/.*--array=\\([0-9,]*\\)%.*/\\1/p' $1 | tr , ' ')"
-    add_command("sbatch", f"echo submitted $1; for i in {indices}; do SLURM_ARRAY_TASK_ID=$i bash $1; done; exit 0")
+    add_command("sbatch", SBATCH)
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
     Path("broken").touch()
     words = ("--num-seeds", "3", "--launcher", "slurm", "--workers", "8", "--sbatch-args=--gpus=1 --partition=a")
@@ -441,7 +494,7 @@ def test_slurm(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
 
     first = run(*words, *extra)
     assert first.status == 0
-    assert f"submitted {Path('sweep/job.sh').resolve()}" in first.output
+    assert f"submitted {Path('sweep/job.sh').resolve()} as array job 7: 3 runs" in first.output
     assert [fact["threads"] for fact in facts()] == ["3", "3"]
     states = [line.split(":")[0] for line in run(*words, "--dry-run", *extra).output.splitlines()[:3]]
     assert states == ["0 finished", "1 failed", "2 finished"]
@@ -452,6 +505,43 @@ def test_slurm(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nothing to submit" in run(*words, *extra).output
     add_command("sbatch", "exit 1")
     assert run(*words, "--num-seeds", "4", *extra).status == 2
+
+
+def test_slurm_gets_no_run_twice(run: Sweep) -> None:
+    """What waits in its queue is not submitted again; what left the queue without an end is. Arrays have no limit
+    unless asked.
+    """
+    add_command("sbatch", "echo 41")
+    add_command("squeue", 'case "$*" in *--jobs=41) echo 41_0; echo 41_1;; *) exit 1;; esac')
+    words = ("--launcher", "slurm", "--exp-name", "two words", "--prologue", "module load cuda", "ulimit -c 0")
+    assert run(*words, "--num-seeds", "2").status == 0
+    script = Path("sweep/job.sh").read_text()
+    assert "#SBATCH --job-name=two-words --array=0,1\n" in script
+    assert "\nmodule load cuda\nulimit -c 0\ncd " in script
+    dry = run(*words, "--num-seeds", "3", "--dry-run").output
+    assert [line.split(":")[0] for line in dry.splitlines()[:3]] == ["0 queued", "1 queued", "2 new"]
+    assert "nothing to submit" in run(*words, "--num-seeds", "2").output
+    add_command("sbatch", "echo 42")
+    assert run(*words, "--num-seeds", "3", "--workers", "4").status == 0
+    assert "--array=2%4\n" in Path("sweep/job.sh").read_text()
+    add_command("squeue", "exit 1")  # both arrays have left the queue, and no run was begun
+    assert "array job 42: 3 runs" in run(*words, "--num-seeds", "3").output
+
+
+def test_slurm_requeues_at_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was stopped goes back into the queue, but not if it was cancelled or failed."""
+    add_command("squeue", "cat state")
+    add_command("scontrol", 'echo "$@" >> requeued')
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    for state in ("CANCELLED", "RUNNING"):
+        Path("state").write_text(f"{state}\n")
+        made = len(steps("Toy-v0__toy_script__1"))
+        with begin("--job", "0", "--", "--total-timesteps", "500") as process:
+            wait_for(lambda: len(steps("Toy-v0__toy_script__1")) > made)  # noqa: B023 - called before the loop goes on
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 143
+    assert Path("requeued").read_text() == "requeue 7_0\n"
 
 
 def test_ray() -> None:
@@ -469,25 +559,132 @@ def test_ray() -> None:
     assert [records(f"Toy-v0__toy_script__{seed}")[-1]["exit"] for seed in (1, 2)] == [143, 1]
 
 
-@pytest.mark.parametrize("name", ["ppo_continuous", "sac_continuous", "ppo_selfplay", "sac_selfplay"])
-def test_words_of_the_scripts_are_understood(name: str, tmp_path: Path) -> None:
-    """The lines that each script prints, as they stand in its source, and only the progress of the last attempt."""
-    source = (ROOT / f"{name}.py").read_text()
-    assert f'fail(f"{sweep.NOTHING_LEFT}' in source
-    assert f'fail(f"{sweep.UNREADABLE} a whole checkpoint' in source
-    assert f'fail(f"{sweep.UNREADABLE} the args.json' in source.replace("--{flag} takes", "--resume takes")
-    (template,) = re.findall(r'f"(step \{.*? steps/s)', source)
-    line = template.format(global_step=12_000, total_steps=200_000, steps_per_second=1234.4)
-    job = job_of(tmp_path)
-    assert sweep.read_progress(job) == {}
+def test_ray_asks_for_a_gpu_only_if_runs_use_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for Ray notes what a task needs."""
+    needs: list[dict[str, Any]] = []
+
+    def remote(**resources: Any) -> Callable[..., None]:
+        needs.append(resources)
+        return lambda function: None
+
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}]
+    ray = SimpleNamespace(init=lambda **_: None, nodes=lambda: nodes, remote=remote)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(sweep, "find_spec", lambda name: name)
+    for extra, share in ((["--no-cuda"], 0), ([], 0.5)):
+        args = sweep.Args([SCRIPT], ["Toy-v0"], workers=2, workers_per_gpu=2, launcher="ray")
+        sweep.connect_ray(sweep.make_jobs(args, extra), args)
+        assert (needs[-1]["num_cpus"], needs[-1]["num_gpus"]) == (4, share)
+
+
+def test_refused_arguments_end_the_sweep_and_can_be_corrected(run: Sweep) -> None:
+    """A typo costs one run; the corrected command goes on in the same folder, whichever runs it is for."""
+    result = run("--num-seeds", "4", "--", "--note", "x", "--total-timestep", "two")
+    assert result.status == 1
+    assert result.output.count("starting: ") == 1
+    assert "exit status 2: the script refuses these arguments, and no other run is started" in result.output
+    assert run("--num-seeds", "2", "--", "--note", "x", "--total-timesteps", "3").status == 0
+    assert runs() == ["Toy-v0__toy_script__1", "Toy-v0__toy_script__2"]
+
+
+def test_the_budget_may_grow(run: Sweep) -> None:
+    """Finished runs go on from their checkpoints to the larger one; a smaller one, or another flag, is refused."""
+    words = ("--num-seeds", "2", "--")
+    assert run("--", "--total-timesteps", "3").status == 0
+    assert run(*words, "--total-timesteps=6").status == 0
+    assert [steps(f"Toy-v0__toy_script__{seed}") for seed in (1, 2)] == [list(range(1, 7))] * 2
+    assert records("Toy-v0__toy_script__1")[-1]["command"][-2:] == ["--total-timesteps", "6"]
+    assert run(*words, "--total-timesteps", "6").output.endswith(": 2 finished\n2 finished\n")
+    for extra in (("--total-timesteps", "5"), ("--total-timesteps", "7", "--note", "x")):
+        assert "only --total-timesteps may grow" in run(*words, *extra).error
+
+
+def test_a_list_of_seeds(run: Sweep) -> None:
+    """In the place of a range; each process gets the same list."""
+    assert run("--seeds", "7", "3", "--workers", "2").status == 0
+    assert runs() == ["Toy-v0__toy_script__3", "Toy-v0__toy_script__7"]
+
+
+def test_a_time_limit_for_each_run(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run writes its checkpoint, counts as failed, and goes on the next time; a stubborn one is killed."""
+    name = "Toy-v0__toy_script__1"
+    result = run("--time-limit", "0.01", "--", "--total-timesteps", "12")
+    assert result.status == 1
+    assert "stopped after --time-limit 0.01 minutes" in result.output
+    assert records(name)[-1]["exit"] == 124
+    assert 0 < len(steps(name)) < 12
+    assert run("--time-limit", "5", "--", "--total-timesteps", "12").status == 0
+    assert steps(name) == list(range(1, 13))
+    monkeypatch.setattr(sweep, "STOP_SECONDS", 0.3)
+    job = sweep.make_jobs(sweep.Args([SCRIPT], ["Toy-v0"], seeds=(9,), folder=Path("sweep")), ["--stubborn", "9"])[0]
+    job = replace(job, extra=(*job.extra, "--total-timesteps", "500"))
+    assert sweep.run_job(job, 0.01) == 124
+
+
+def test_a_terminal_that_closes_stops_the_runs(run: Sweep) -> None:
+    """SIGHUP is as SIGTERM: no run is left behind, each has its checkpoint, and the same command goes on."""
+    terminal, other_end = pty.openpty()
+    words = ("--num-seeds", "2", "--workers", "2", "--", "--total-timesteps", "20")
+    with begin(*words, stdin=other_end, stdout=other_end, stderr=other_end) as process:
+        os.close(other_end)
+        wait_for(lambda: steps("Toy-v0__toy_script__1") and steps("Toy-v0__toy_script__2"))
+        os.close(terminal)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(20) == 128 + signal.SIGHUP
+    assert [records(f"Toy-v0__toy_script__{seed}")[-1]["exit"] for seed in (1, 2)] == [143, 143]
+    assert run(*words).status == 0
+    assert steps("Toy-v0__toy_script__1") == list(range(1, 21))
+
+
+def test_the_device_is_recorded_and_a_missing_gpu_said(run: Sweep) -> None:
+    """The device is what the script says; a CPU build of PyTorch on a machine with a GPU is told, once."""
+    add_command("nvidia-smi", "echo 'GPU 0: NVIDIA A (UUID: GPU-aa)'")
+    result = run("--num-seeds", "2")
+    assert result.output.count("warning: it ran on the CPU, though there is a GPU") == 1
+    record = records("Toy-v0__toy_script__1")[-1]
+    assert (record["device"], record["gpu"]) == ("cpu", "GPU-aa")
+    assert record["threads"]
+    for extra, device in ((("--device", "cuda"), "cuda"), (("--no-cuda",), "cpu")):
+        result = run("--exp-name", device, "--", *extra)
+        assert (result.status, "warning" in result.output) == (0, False)
+        assert records(f"Toy-v0__{device}__1")[-1]["device"] == device
+
+
+def test_words_of_the_scripts_are_understood(
+    script: ModuleType, train: Train, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a script prints of its progress, its device, its end, and of folders that it does not go on with."""
+    clock = itertools.count(1_000.0, 40.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(utils.run.time, "time", lambda: next(clock))  # a line is due at each point
+        folder = train(script)
+    printed = capfd.readouterr().out
+    job = job_of(Path())
     job.log.parent.mkdir()
-    job.log.write_text(
-        f"$ python a.py\nstep 1 of 2, 3 steps/s, \n$ python a.py --resume\ngoing on\n{line}, return 1.5, x\nb\n"
-    )
-    left = "0:02:32 left"  # 188,000 / 1,234 = 152.3
-    assert list(sweep.read_progress(job).values()) == ["step 12,000 (6%)", "1,234/s", "return 1.5, x", left]
+    job.log.write_text(f"$ python a.py\nstep 1 of 2, 3 steps/s, \n$ python a.py --resume\n{printed}")
+    assert sweep.device_of(job) == "cpu"
+    job.log.write_text(job.log.read_text().rpartition("\nstep ")[0])  # the clock made one more line due after the end
+    assert list(sweep.read_progress(job)) == ["scores"]
+    before_its_end = printed.partition("training is over")[0]
+    job.log.write_text(f"$ python a.py\n{before_its_end}")
+    progress = sweep.read_progress(job)
+    assert progress["step"].endswith("%)")
+    assert progress["speed"].endswith("/s")
+    assert progress["time"].endswith(" left")
     job.log.write_text(job.log.read_text() + "$ python a.py --resume\n")
     assert sweep.read_progress(job) == {}
+
+    def refusal() -> str:
+        with pytest.raises(SystemExit, match="2"):
+            script.main(script.parse_args(script.Args, ["--resume", str(folder)]))
+        return capfd.readouterr().err
+
+    assert sweep.NOTHING_LEFT in refusal()
+    for path in folder.glob("checkpoint*.pt"):
+        path.write_bytes(b"half")
+    assert sweep.UNREADABLE in refusal()
+    (folder / "args.json").write_text("{")
+    assert sweep.UNREADABLE in refusal()
 
 
 def test_progress_without_a_terminal(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""Counts to --total-timesteps, with the flags, files, signals and exit statuses of the training scripts; ten steps a second."""
+"""Counts to --total-timesteps, with the flags, files, signals and exit statuses of the training scripts; ten steps a
+second.
+"""
 
 import argparse
 import fcntl
@@ -14,9 +16,10 @@ parser = argparse.ArgumentParser()
 for flag in ("env-id", "exp-name", "resume", "note"):
     parser.add_argument(f"--{flag}", default="")
 parser.add_argument("--seed", type=int)
-parser.add_argument("--total-timesteps", type=int, default=2)
+parser.add_argument("--total-timesteps", type=int)
 parser.add_argument("--breaks", default="", help="fails for seed 2 as long as this file exists")
 parser.add_argument("--no-cuda", action="store_true")
+parser.add_argument("--device", default="cpu", help="that it says it runs on")
 parser.add_argument("--stubborn", type=int, help="seed that does not heed signals")
 args = parser.parse_args()
 stops: list[int] = []
@@ -25,7 +28,9 @@ for signum in (signal.SIGINT, signal.SIGTERM):
 
 step, run = 0, Path(args.resume)
 if args.resume:
+    budget = args.total_timesteps
     vars(args).update(json.loads((run / "args.json").read_text()))
+    args.total_timesteps = budget or args.total_timesteps
     try:
         step = int((run / "checkpoint.pt").read_text())
         if step == args.total_timesteps:
@@ -35,11 +40,16 @@ if args.resume:
         print("error: --resume takes a run folder with a whole checkpoint", file=sys.stderr)
         sys.exit(2)
 else:
+    args.total_timesteps = args.total_timesteps or 2
     run = Path("runs") / re.sub(r"[^\w.-]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
     while run.exists():
         run = run.with_name(run.name + "-2")
     run.mkdir(parents=True)
-    (run / "args.json").write_text(json.dumps({name: value for name, value in vars(args).items() if name != "resume"}))
+(run / "args.json").write_text(json.dumps({name: value for name, value in vars(args).items() if name != "resume"}))
+print(
+    f"toy: {args.env_id}, seed {args.seed}, {args.total_timesteps:,} steps on {args.device}, run folder {run}",
+    flush=True,
+)
 
 lock = os.open(run.name.rpartition("__")[0] + ".lock", os.O_RDWR | os.O_CREAT)
 try:

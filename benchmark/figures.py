@@ -1,0 +1,335 @@
+"""Figures of the report: curves, intervals, performance profiles, probabilities of improvement."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from benchmark import fail
+from benchmark.runs import (
+    RETURN,
+    TRAINING_RETURN,
+    Groups,
+    Run,
+    Scales,
+    describe_key,
+    drawn_keys,
+    final_scores,
+    improvement_pairs,
+    normalised,
+    returns_by_experiment,
+    shared_keys,
+)
+from benchmark.statistics import (
+    bootstrap_interval,
+    interquartile_mean,
+    mean,
+    probability_of_improvement,
+    student_interval,
+)
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")  # Okabe and Ito, without yellow
+LINES = ("-", "--", ":", "-.")  # with the colours: 28 curves that a colour-blind reader can tell apart
+BAND = "mean over seeds; band: 95% Student's t interval"
+Estimate = tuple[str, Any, float, tuple[Any, Any] | None]  # name, colour, estimate, ends of its interval
+
+
+@dataclass
+class Look:
+    """How experiments look in all figures."""
+
+    labels: dict[str, str]
+    styles: dict[str, dict[str, Any]]
+    smooth: int = 1
+
+
+def make_look(groups: Groups, labels: Sequence[str] = (), smooth: int = 1) -> Look:
+    """Labels by experiment, those that are given first, and a colour and line for each. Exits if a label is none."""
+    given = dict(
+        label.split("=", 1) if "=" in label else fail(f"--labels takes NAME=LABEL, not {label}") for label in labels
+    )
+    names = {exp_name for _, exp_name in groups}
+    if not set(given) <= names:
+        unknown = ", ".join(sorted(set(given) - names))
+        fail(f"--labels takes experiments of these runs ({', '.join(sorted(names))}), not {unknown}")
+    order = [*given, *sorted(names - set(given))]
+    styles = {
+        name: {"color": COLORS[i % len(COLORS)], "linestyle": LINES[i // len(COLORS) % len(LINES)]}
+        for i, name in enumerate(order)
+    }
+    return Look({name: given.get(name, name) for name in order}, styles, smooth)
+
+
+def common_points(group: list[Run], key: str, size: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps (t,) that lie within all runs' curves, at most `size`; median seconds (t,) and values (t, n) of the runs
+    there.
+
+    Empty if there are none: the runs' evaluations do not overlap.
+    """
+    curves = [run.curves[key] for run in group]
+    steps = np.unique(np.concatenate([curve[:, 0] for curve in curves]))
+    steps = steps[(steps >= max(curve[0, 0] for curve in curves)) & (steps <= min(curve[-1, 0] for curve in curves))]
+    if len(steps) > size:
+        steps = steps[np.linspace(0, len(steps) - 1, size).round().astype(int)]
+    seconds, values = (np.stack([np.interp(steps, c[:, 0], c[:, i]) for c in curves], axis=-1) for i in (1, 2))
+    if np.isnan(seconds).any():  # runs that failed have no clock; the others' counts
+        seconds = seconds[:, ~np.isnan(seconds).any(0)] if not np.isnan(seconds).all() else np.zeros_like(seconds)
+    return steps, np.median(seconds, axis=-1) if seconds.size else steps * np.nan, values
+
+
+def smoothed(values: np.ndarray, width: int) -> np.ndarray:
+    """Centred moving average over the first axis; fewer values count at the ends."""
+    kernel = np.ones(width)
+    weights = np.convolve(np.ones(len(values)), kernel, mode="same") if len(values) >= width else np.ones(len(values))
+    if len(values) < width:
+        return values
+    return np.stack([np.convolve(column, kernel, mode="same") / weights for column in values.T], axis=-1)
+
+
+def draw_curve(axes: Axes, group: list[Run], key: str, look: Look, over_time: bool) -> None:
+    """The mean over runs with its interval as a band; of fewer than three points a dot for each run and evaluation.
+
+    Training returns are a thin line. Runs whose evaluations do not overlap are a thin line each.
+    """
+    style, label = look.styles[group[0].exp_name], look.labels[group[0].exp_name]
+    is_training = key == TRAINING_RETURN
+    steps, seconds, values = common_points(group, key)
+    if min(len(run.curves[key]) for run in group) < 3 and not is_training:
+        points = np.concatenate([run.curves[key] for run in group])
+        x = points[:, 1] / 60 if over_time else points[:, 0]
+        axes.plot(x, points[:, 2], "o", color=style["color"], markersize=4, label=label)
+    elif not len(steps):
+        for run in group:
+            x = run.curves[key][:, 1] / 60 if over_time else run.curves[key][:, 0]
+            axes.plot(x, run.curves[key][:, 2], **style, linewidth=0.6, label=label)
+    else:
+        x, values = (seconds / 60 if over_time else steps), smoothed(values, look.smooth)
+        label = f"{label}, training" if is_training else label
+        axes.plot(x, values.mean(-1), **style, linewidth=0.6 if is_training else 1.5, label=label)
+        if len(group) > 1:
+            axes.fill_between(x, *student_interval(values), color=style["color"], alpha=0.15, linewidth=0)
+
+
+def limit(axes: Axes, values: Sequence[np.ndarray], has_origin: bool) -> None:
+    """Axes from the runs' least to their greatest value: a wide band does not press the curves together."""
+    all_values = np.concatenate([*values, [0.0] * has_origin])
+    low, high = np.nanmin(all_values), np.nanmax(all_values)
+    room = 0.05 * (high - low) or 1.0
+    axes.set_ylim(low - room, high + room)
+    axes.set_xlim(left=0)
+
+
+def draw_pooled(axes: Axes, groups: Groups, scales: Scales, look: Look, over_time: bool) -> None:
+    """Normalised IQM over tasks, from where all have been evaluated: at each share of a run's steps, or over minutes.
+
+    Over minutes a task whose runs have ended stays at what they ended with, until the longest one has ended.
+    """
+    for exp_name in returns_by_experiment(groups):
+        curves = [common_points(groups[env_id, exp_name], RETURN) for env_id in scales]
+        if not all(len(steps) for steps, _, _ in curves):
+            continue  # evaluations that do not overlap; the table has the final ones
+        places = [seconds / 60 if over_time else steps / steps[-1] for steps, seconds, _ in curves]
+        x = np.linspace(max(place[0] for place in places), max(place[-1] for place in places), 50)
+        strata = []
+        for place, (_, _, values), (low, high) in zip(places, curves, scales.values(), strict=True):
+            values = smoothed(values, look.smooth)
+            at_x = np.stack([np.interp(x, place, run_values) for run_values in values.T], axis=-1)
+            strata.append((at_x - low) / (high - low))
+        style = look.styles[exp_name]
+        axes.plot(x, interquartile_mean(np.concatenate(strata, axis=-1)), **style, label=look.labels[exp_name])
+        if min(values.shape[-1] for values in strata) > 1:
+            band = bootstrap_interval(interquartile_mean, strata, resamples=1000)
+            axes.fill_between(x, *band, color=style["color"], alpha=0.15, linewidth=0)
+    axes.set(title=f"{len(scales)} tasks together", ylabel="normalised IQM, band: 95% bootstrap")
+    axes.set_xlabel("minutes of training" if over_time else "share of the steps")
+    axes.set_xlim(left=0)
+
+
+def draw_published(axes: Axes, task: str, rows: list[dict[str, str]]) -> None:
+    """Published curves of a task in whichever version: means, with the interval if standard deviation and seeds are
+    given.
+    """
+    algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
+    for algorithm in algorithms:
+        curve = sorted(
+            (row for row in rows if row["algorithm"] == algorithm and row["env"] == task),
+            key=lambda x: int(x["env_steps"]),
+        )
+        if not curve:
+            continue
+        i, first = algorithms.index(algorithm), curve[0]
+        x, y = ([float(row[column]) for row in curve] for column in ("env_steps", "mean"))
+        errors = None
+        if all(
+            row["std"] and int(row["seeds"]) > 1 for row in curve
+        ):  # a sample with this mean and deviation has the interval
+            errors = [student_half(float(row["std"]), int(row["seeds"])) for row in curve]
+        label = f"published: {algorithm} ({first['source']}, {first['env_version']}, {first['seeds']} seeds)"
+        gray = f"{0.25 + 0.5 * i / max(1, len(algorithms) - 1):.2f}"
+        axes.errorbar(
+            x,
+            y,
+            errors,
+            color=gray,
+            marker="sovD^X"[i % 6],
+            markersize=4,
+            linewidth=0.8,
+            capsize=2,
+            zorder=1,
+            label=label,
+        )
+
+
+def student_half(std: float, seeds: int) -> float:
+    """Half of Student's 95% interval of a mean."""
+    pair = np.array([-1.0, 1.0] * (seeds // 2) + [0.0] * (seeds % 2))
+    return float(student_interval(pair / pair.std(ddof=1) * std)[1])
+
+
+def grid_of(count: int, width: float = 5.0, height: float = 3.4) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels, three in a row."""
+    rows, columns = -(-count // 3), min(3, count)
+    figure = Figure(figsize=(width * columns, height * rows + 0.8), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in panels[count:]:
+        axes.set_axis_off()
+    return figure, panels[:count]
+
+
+def add_legend(figure: Figure, look: Look, title: str) -> None:
+    """One legend below all panels, in the order of the labels."""
+    handles = {
+        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    order = list(look.labels.values())
+    labels = sorted(handles, key=lambda label: (order.index(label) if label in order else len(order), label))
+    columns = max(1, min(len(labels), int(figure.get_figwidth() // 3)))
+    figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=columns, title=title)
+
+
+def draw(
+    groups: Groups,
+    scales: Scales,
+    over_time: bool,
+    look: Look | None = None,
+    published: Sequence[dict[str, str]] = (),
+) -> Figure:
+    """A panel for each return, score and rating of each task; and one for all tasks together, if there are scales for
+    it.
+    """
+    look = look or make_look(groups)
+    panels: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    for env_id, exp_name in sorted(groups, key=lambda name: (name[0], list(look.labels).index(name[1]))):
+        for key in drawn_keys(groups[env_id, exp_name]):
+            panels[env_id, RETURN if key == TRAINING_RETURN else key].append((exp_name, key))
+    pooled = [group for (env_id, _), group in groups.items() if env_id in scales]
+    has_pooled = bool(pooled) and min(len(run.curves[RETURN]) for group in pooled for run in group) >= 3
+    figure, grid = grid_of(len(panels) + has_pooled)
+    for axes, ((env_id, panel_key), curves) in zip(grid, panels.items(), strict=False):
+        task = env_id.rpartition("-v")[0]
+        behind = [row for row in published if row["env"] == task] if panel_key == RETURN and not over_time else []
+        draw_published(axes, task, behind)
+        for exp_name, key in curves:
+            draw_curve(axes, groups[env_id, exp_name], key, look, over_time)
+        values = [run.curves[key][:, 2] for exp_name, key in curves for run in groups[env_id, exp_name]]
+        limit(axes, [*values, np.array([float(row["mean"]) for row in behind])], panel_key == RETURN)
+        axes.set_title(env_id if panel_key == RETURN else f"{env_id}: {describe_key(panel_key)}")
+        axes.set_xlabel("minutes of training" if over_time else "environment steps")
+        if not over_time:
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k
+        if panel_key == RETURN:
+            axes.set_ylabel("return")
+        elif panel_key.startswith("selfplay/"):
+            axes.set_ylabel("rating among own snapshots")
+        else:
+            axes.set(ylabel="score", ylim=(-0.03, 1.03))
+    if has_pooled:
+        draw_pooled(grid[-1], groups, scales, look, over_time)
+    for axes in grid:
+        axes.grid(alpha=0.3)
+    smooth = f"; moving average over {look.smooth} evaluations" if look.smooth > 1 else ""
+    add_legend(figure, look, BAND + smooth)
+    return figure
+
+
+def draw_estimates(axes: Axes, rows: Sequence[Estimate]) -> None:
+    """From top to bottom a name, its estimate as a dot and the interval as a bar, each in its colour."""
+    for y, (_, color, x, ends) in enumerate(rows):
+        if ends is not None:
+            axes.plot(ends, [y, y], color=color, linewidth=6, alpha=0.4, solid_capstyle="butt")
+        axes.plot([x], [y], "o", color=color, markersize=5)
+    axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(alpha=0.3, axis="x")
+
+
+def draw_intervals(groups: Groups, scales: Scales, look: Look) -> Figure:
+    """Final scores of each task with their intervals, and the normalised IQM of all tasks if there are scales."""
+    panels = list(
+        dict.fromkeys((env_id, key) for (env_id, _), group in groups.items() for key in shared_keys(group, "eval/"))
+    )
+    figure, grid = grid_of(len(panels) + bool(scales), height=0.8 + 0.35 * len(look.labels))
+    for axes, (env_id, key) in zip(grid, panels, strict=False):
+        rows = []
+        for name, label in look.labels.items():
+            if key in shared_keys(groups.get((env_id, name), []), "eval/"):
+                scores = final_scores(groups[env_id, name], key)
+                ends = student_interval(scores) if len(scores) > 1 else None
+                rows.append((label, look.styles[name]["color"], float(scores.mean()), ends))
+        draw_estimates(axes, rows)
+        axes.set(
+            title=env_id if key == RETURN else f"{env_id}: {describe_key(key)}", xlabel="mean, 95% Student's t interval"
+        )
+    if scales:
+        strata = normalised(groups, scales)
+        rows = []
+        for name in (name for name in look.labels if name in strata):
+            ends = bootstrap_interval(interquartile_mean, strata[name]) if min(map(len, strata[name])) > 1 else None
+            iqm = float(interquartile_mean(np.concatenate(strata[name])))
+            rows.append((look.labels[name], look.styles[name]["color"], iqm, ends))
+        draw_estimates(grid[-1], rows)
+        grid[-1].set(title=f"{len(scales)} tasks together", xlabel="normalised IQM, 95% stratified bootstrap")
+    return figure
+
+
+def draw_profiles(groups: Groups, scales: Scales, look: Look) -> Figure:
+    """Performance profiles: the share of all runs whose normalised score exceeds a threshold (Agarwal et al., section
+    4.2).
+    """
+    figure, (axes,) = grid_of(1, width=7.0)
+    all_strata = normalised(groups, scales)
+    top = max(float(np.max(values)) for strata in all_strata.values() for values in strata)
+    thresholds = np.linspace(0.0, max(1.0, top), 200)
+    for name in (name for name in look.labels if name in all_strata):
+        above = [(values > thresholds[:, None]).astype(float) for values in all_strata[name]]
+        axes.plot(thresholds, mean(np.concatenate(above, axis=-1)), **look.styles[name], label=look.labels[name])
+        if min(values.shape[-1] for values in above) > 1:
+            band = bootstrap_interval(mean, above, resamples=2000)
+            axes.fill_between(thresholds, *band, color=look.styles[name]["color"], alpha=0.15, linewidth=0)
+    axes.set(title=f"{len(scales)} tasks together", xlabel="normalised score", ylabel="share of the runs above it")
+    axes.set(xlim=(0, thresholds[-1]), ylim=(0, 1.02))
+    axes.grid(alpha=0.3)
+    add_legend(figure, look, "band: 95% stratified bootstrap")
+    return figure
+
+
+def draw_improvement(groups: Groups, reference: str | None, look: Look) -> Figure:
+    """Probabilities of improvement, both directions of each pair below each other."""
+    rows = []
+    for ours, theirs, x, y in improvement_pairs(groups, reference):
+        for a, b, first, second in ((ours, theirs, x, y), (theirs, ours, y, x)):
+            probability, *ends = probability_of_improvement(first, second)
+            several = min(map(len, x + y)) > 1
+            name = f"{look.labels[a]} beats {look.labels[b]}"
+            rows.append((name, look.styles[a]["color"], probability, (ends[0], ends[1]) if several else None))
+    figure = Figure(figsize=(8.0, 1.4 + 0.3 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    draw_estimates(axes, rows)
+    axes.axvline(0.5, color="0.5", linewidth=0.8)
+    axes.set(xlim=(-0.02, 1.02), xlabel="probability of improvement, 95% interval")
+    return figure

@@ -1,0 +1,100 @@
+"""What a number came from: sources and their commit, versions of libraries, and the machine."""
+
+import ast
+import hashlib
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+
+def output_of(*command: str) -> str:
+    """What a command prints; nothing if there is no such command, or it fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def sources_of(script: Path) -> list[Path]:
+    """A script and the project's modules that it imports, directly or through others, beside it or one folder above."""
+    roots, found, waiting = (script.parent, script.parent.parent), {script}, [script]
+    while waiting:
+        try:
+            tree = ast.parse(waiting.pop().read_bytes())
+        except SyntaxError:  # which the run will report
+            continue
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            for root, name in ((root, name) for root in roots for name in names):
+                path = root / f"{name.replace('.', '/')}.py"
+                if path.is_file() and path not in found:
+                    found.add(path)
+                    waiting.append(path)
+    return [script, *sorted(found - {script})]
+
+
+def hash_of(script: Path) -> str:
+    """SHA-256 of a script and of the project's modules that it imports, as they are now."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources_of(script))).hexdigest()
+
+
+def commit_of(sources: Sequence[Path]) -> dict[str, Any]:
+    """Commit of the sources' repository, and whether a file of it is changed since.
+
+    Both are None where there is no repository, or where it does not contain one of the sources.
+    """
+    git = "git", "-C", str(sources[0].parent)
+    is_tracked = output_of(*git, "ls-files", "--error-unmatch", *map(str, sources))
+    commit = (output_of(*git, "rev-parse", "HEAD") or None) if is_tracked else None
+    return {"commit": commit, "dirty": bool(output_of(*git, "status", "--porcelain", "-uno")) if commit else None}
+
+
+def versions() -> dict[str, str]:
+    """Python and all packages that are installed."""
+    packages = sorted((package.name, package.version) for package in distributions())
+    return {"python": platform.python_version(), **dict(packages)}
+
+
+def machine() -> dict[str, Any]:
+    """Host, system, processor, cores, memory and GPUs."""
+    try:
+        names = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:  # no Linux
+        names = []
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "processor": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "usable_cores": usable_cores(),
+        "memory_gib": round(memory, 1),
+        "gpus": output_of("nvidia-smi", "-L").splitlines(),
+    }
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def find_gpus() -> list[str]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, or else all of this machine; the slices of those that are divided
+    (MIG).
+    """
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+    gpus: list[list[str]] = []
+    for line in output_of("nvidia-smi", "-L").splitlines():
+        if match := re.search(r"UUID: (GPU-[^)]+)", line):
+            gpus.append([match[1]])
+        elif (match := re.search(r"UUID: (MIG-[^)]+)", line)) and gpus:
+            gpus[-1].append(match[1])
+    return [name for whole, *slices in gpus for name in (slices or [whole])]

@@ -1,0 +1,70 @@
+"""Measures the return of a random policy, which is the zero of normalised scores.
+
+    python -m benchmark.random_policy HalfCheetah-v5 Hopper-v5
+
+Actions are uniform in the action space. Adds the tasks to `random_returns.csv`, or replaces their rows.
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+
+from benchmark import fail
+
+RETURNS = Path(__file__).parent / "random_returns.csv"
+EPISODES, LONGEST = 100, 10_000  # an episode without an end is cut at LONGEST steps
+
+
+def measure(env_id: str, episodes: int = EPISODES) -> np.ndarray:
+    """Returns (episodes,) of uniformly random actions, from fixed seeds."""
+    env = gym.make(env_id)
+    env.action_space.seed(0)
+    returns = np.zeros(episodes)
+    for episode in range(episodes):
+        env.reset(seed=episode)
+        for _ in range(LONGEST):
+            _, reward, termination, truncation, _ = env.step(env.action_space.sample())
+            returns[episode] += float(reward)
+            if termination or truncation:
+                break
+    env.close()
+    return returns
+
+
+def read_returns() -> dict[str, float]:
+    """Mean returns of the random policy on the tasks that were measured."""
+    with RETURNS.open() as file:
+        return {row["task"]: float(row["mean"]) for row in csv.DictReader(file)}
+
+
+def random_return(env_id: str) -> float:
+    """Mean return of the random policy, measured now if it is not in the file."""
+    try:
+        return read_returns()[env_id]
+    except KeyError:
+        return float(measure(env_id, 20).mean())
+
+
+def main(env_ids: list[str]) -> None:
+    """Measures the tasks and writes the file."""
+    with RETURNS.open() if RETURNS.exists() else open("/dev/null") as file:
+        rows = {row["task"]: row for row in csv.DictReader(file)}
+    for env_id in env_ids:
+        try:
+            returns = measure(env_id)
+        except gym.error.Error as error:
+            fail(f"the words take tasks of Gymnasium, and {env_id} is none: {error}")
+        values = f"{returns.mean():.5g}", f"{returns.std(ddof=1):.5g}", str(len(returns)), gym.__version__
+        rows[env_id] = {"task": env_id} | dict(zip(("mean", "std", "episodes", "gymnasium"), values, strict=True))
+        print(rows[env_id])
+    with RETURNS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["task", "mean", "std", "episodes", "gymnasium"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows[env_id] for env_id in sorted(rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

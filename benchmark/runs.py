@@ -1,0 +1,382 @@
+"""Runs read from their folders, or from the tables of an earlier report, and grouped by task and experiment."""
+
+import csv
+import json
+import re
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+
+from benchmark import fail
+from benchmark.random_policy import random_return
+from benchmark.statistics import interquartile_mean
+
+RETURN, TRAINING_RETURN = "eval/return_mean", "charts/episodic_return"
+KEYS = re.compile(rf"{RETURN}|{TRAINING_RETURN}|eval/.+_score_vs_.+|selfplay/rating_.+")
+# arguments in which runs may differ: what is learned depends on none of them but the seed
+MAY_DIFFER = {"seed", "eval_freq", "cross_play_games", "cross_play_snapshots", "evaluate", "against", "resume", "cuda"}
+MAY_DIFFER |= {
+    "wandb_project_name",
+    "wandb_entity",
+    "capture_video",
+    "save_model",
+    "upload_model",
+    "hf_entity",
+    "track",
+}
+MAY_DIFFER |= {"compile"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of a run."""
+
+    folder: Path
+    env_id: str
+    exp_name: str
+    seed: int
+    total_timesteps: int
+    state: str
+    """finished, diverged (a score is not finite), failed (it crashed, or its time limit passed) or unfinished"""
+    curves: dict[str, np.ndarray]
+    """by TensorBoard key: (points, 3), the columns being environment steps, seconds of training and value"""
+    args: Mapping[str, Any]
+    """all arguments, these four among them"""
+    device: str = ""
+    commit: str = ""
+    sources: str = ""
+    """hash of the script and of the project's modules that it imports"""
+    command: str = ""
+
+
+Groups = dict[tuple[str, str], list[Run]]  # the runs of a task and experiment, by seed
+Scales = dict[str, tuple[float, float]]  # by task the returns with the normalised scores 0 and 1
+
+
+# === Reading ==========================================================================================================
+
+
+def read_curves(folder: Path) -> dict[str, np.ndarray]:
+    """What the event files of a run hold of the keys shown here; see `Run.curves`.
+
+    A resumed run has a file for each part. A later part replaces all that earlier ones logged from its first step on,
+    which was lost and done again, and its clock goes on from the last point that is left. A file may end in half a
+    record.
+    """
+    paths = folder.glob("events.out.tfevents.*")
+    parts = [[Event.FromString(record) for record in RawEventFileLoader(str(path)).Load()] for path in paths]
+    points: list[tuple[str, int, float, float]] = []
+    for events in sorted(filter(None, parts), key=lambda events: events[0].wall_time):
+        scalars = [(event, value) for event in events for value in event.summary.value if KEYS.fullmatch(value.tag)]
+        starts = [event.step for event in events if event.HasField("session_log")]  # SummaryWriter's purge_step
+        first_step = min(starts + [event.step for event, _ in scalars], default=float("inf"))
+        points = [point for point in points if point[1] < first_step]
+        start = events[0].wall_time - max((seconds for _, _, seconds, _ in points), default=0.0)
+        points += [(value.tag, event.step, event.wall_time - start, value.simple_value) for event, value in scalars]
+    curves = defaultdict(list)
+    for key, *point in points:
+        curves[key].append(point)
+    return {key: np.array(curve) for key, curve in curves.items()}
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """The records of a run in its sweep's journal (`benchmark.sweep`), from the last start on that began anew."""
+    records: list[dict[str, Any]] = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with suppress(ValueError):  # a line that a full disk cut off
+            record = json.loads(line)
+            is_new = "exit" not in record and "--resume" not in record["command"]
+            records = [record] if is_new else [*records, record]
+    return records
+
+
+def journal_of(folder: Path) -> Path:
+    """Where the journal of a sweep's run is."""
+    return folder.resolve().parents[1] / "jobs" / (re.sub(r"__\d+(-\d+)?$", "", folder.resolve().name) + ".jsonl")
+
+
+def provenance_of(records: list[dict[str, Any]], args: Mapping[str, Any]) -> dict[str, str]:
+    """Device, commits, hashes and first command of a run; a commit has a plus if a file was changed since."""
+    starts = [record for record in records if "exit" not in record]
+    commits = [start["commit"][:7] + "+" * bool(start["dirty"]) for start in starts if start.get("commit")]
+    devices = [record["device"] for record in records if record.get("device")]
+    python, script, *flags = starts[0]["command"] if starts else ("", "")
+    return {
+        "device": ", ".join(dict.fromkeys(devices)) or ("" if args.get("cuda", True) else "cpu"),
+        "commit": ", ".join(dict.fromkeys(commits)),
+        "sources": ", ".join(dict.fromkeys(start["sha256"][:7] for start in starts if start.get("sha256"))),
+        "command": shlex.join([Path(python).name, Path(script).name, *flags]) if python else "",
+    }
+
+
+def state_of(curves: Mapping[str, np.ndarray], total_timesteps: int, records: list[dict[str, Any]]) -> str:
+    """See `Run.state`."""
+    scores = [curve for key, curve in curves.items() if key.startswith("eval/")]
+    if any(not np.isfinite(curve[-1, 2]) for curve in scores):
+        return "diverged"
+    if scores and min(curve[-1, 0] for curve in scores) >= total_timesteps:
+        return "finished"
+    return "unfinished" if not records or records[-1].get("exit", 0) in (0, 130, 143) else "failed"
+
+
+def read_run(folder: Path, curves: dict[str, np.ndarray]) -> Run | None:
+    """A run from its folder and curves, None if it was killed before it began; exits with one sentence if it is no
+    run's.
+    """
+    records = read_journal(journal_of(folder))
+    if folder.is_dir() and not (folder / "args.json").exists() and re.search(r"__\d+(-\d+)?$", folder.name):
+        return run_without_folder(folder, records) if records else None
+    try:
+        args = json.loads((folder / "args.json").read_text())
+        env_id, exp_name, seed, budget = (args[name] for name in ("env_id", "exp_name", "seed", "total_timesteps"))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        reason = f"{folder} is none ({type(error).__name__}: {error})"
+        fail(f"RUNS takes run folders with the args.json of a run, and {reason}")
+    state, provenance = state_of(curves, budget, records), provenance_of(records, args)
+    return Run(folder, env_id, exp_name, seed, budget, state, curves, args, **provenance)
+
+
+def run_without_folder(folder: Path, records: list[dict[str, Any]]) -> Run:
+    """A run of a sweep that ended before its folder was written, from its journal."""
+    command = records[0]["command"]
+    env_id, exp_name, seed = (command[command.index(flag) + 1] for flag in ("--env-id", "--exp-name", "--seed"))
+    return Run(folder, env_id, exp_name, int(seed), 0, state_of({}, 1, records), {}, {}, **provenance_of(records, {}))
+
+
+def read_missing(folders: Sequence[Path]) -> list[Run]:
+    """The runs of the same sweeps that have a journal and no run folder at all."""
+    runs = []
+    for sweep in dict.fromkeys(folder.resolve().parents[1] for folder in folders):
+        for journal in sorted((sweep / "jobs").glob("*.jsonl")):
+            name = re.compile(re.escape(journal.stem) + r"__\d+(-\d+)?")
+            if not any(name.fullmatch(path.name) for path in (sweep / "runs").glob("*")) and (
+                records := read_journal(journal)
+            ):
+                runs.append(run_without_folder(Path(journal.stem), records))
+    return runs
+
+
+def read_study(folder: Path) -> list[Run]:
+    """The runs of a folder that a report wrote."""
+    points: dict[tuple[str, ...], list[list[float]]] = defaultdict(list)
+    curves, rows = folder / "curves.csv", list(csv.DictReader((folder / "scores.csv").open()))
+    for point in csv.DictReader(curves.open()) if curves.exists() else ():
+        name = point["task"], point["experiment"], point["seed"], point["key"]
+        points[name].append([float(point[column]) for column in ("step", "seconds", "value")])
+    runs: dict[tuple[str, ...], Run] = {}
+    for row in rows:
+        run_name = row["task"], row["experiment"], row["seed"]
+        facts = {field: row[field] for field in ("state", "device", "commit", "sources", "command")}
+        own = {key: np.array(curve) for (*run, key), curve in points.items() if tuple(run) == run_name}
+        run = Run(
+            Path(row["folder"]), *run_name[:2], int(row["seed"]), int(row["budget"]), curves=own, args={}, **facts
+        )
+        run = runs.setdefault(run_name, run)
+        if row["step"]:
+            run.curves.setdefault(row["key"], np.array([[float(row[x]) for x in ("step", "seconds", "value")]]))
+    return list(runs.values())
+
+
+def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """All runs of these folders and of their sweeps, and notes on folders that hold nothing."""
+    studies = [folder for folder in folders if (folder / "scores.csv").exists()]
+    folders = [folder for folder in folders if folder not in studies]
+    with ProcessPoolExecutor() as pool:
+        read = list(map(read_run, folders, pool.map(read_curves, folders)))
+    empty = [folder.name for folder, run in zip(folders, read, strict=True) if run is None]
+    runs = [run for run in read if run] + [run for folder in studies for run in read_study(folder)]
+    names = {(run.env_id, run.exp_name) for run in runs}
+    runs += [run for run in read_missing(folders) if (run.env_id, run.exp_name) in names]
+    return runs, [f"Left out, killed before it began: {name}." for name in empty]
+
+
+# === Groups ===========================================================================================================
+
+
+def group_runs(runs: list[Run]) -> tuple[Groups, Groups, list[str]]:
+    """Runs that have ended by task and experiment, sorted; those that have not; and notes that a reader must know.
+
+    Exits with one sentence if no run is finished, or a seed is there twice: it would count twice.
+    """
+    groups: Groups = {}
+    unfinished: Groups = defaultdict(list)
+    notes = []
+    for run in sorted(runs, key=lambda run: (run.env_id, run.exp_name, run.seed)):
+        if run.state == "unfinished":
+            last = max((curve[-1, 0] for key, curve in run.curves.items() if key.startswith("eval/")), default=0)
+            reached = f"last evaluation at step {last:,.0f} of {run.total_timesteps:,}"
+            notes.append(f"Left out, not finished: {run.folder.name} ({reached}).")
+            unfinished[run.env_id, run.exp_name].append(run)
+            continue
+        group = groups.setdefault((run.env_id, run.exp_name), [])
+        if group and group[-1].seed == run.seed:
+            folders = f"{group[-1].folder} and {run.folder}"
+            fail(f"RUNS takes each seed of a task and experiment once, and {folders} have the same")
+        group.append(run)
+    if not any(run.state == "finished" for group in groups.values() for run in group):
+        fail(f"RUNS takes finished runs, and none of these {len(runs)} has an evaluation at its last step")
+    for group in groups.values():
+        notes += notes_on(group)
+    notes += count_as_worst(groups)
+    for task in dict.fromkeys(env_id for env_id, _ in groups):
+        steps = [last_step(group) for (env_id, _), group in groups.items() if env_id == task]
+        if max(steps) > 1.05 * min(steps):
+            notes.append(f"**Unequal budgets**: runs on {task} have from {min(steps):,} to {max(steps):,} steps.")
+    return groups, unfinished, notes
+
+
+def notes_on(group: list[Run]) -> list[str]:
+    """In what the runs of a group differ that should not."""
+    notes = []
+    finished = [run for run in group if run.state == "finished"]
+    for run in finished[1:]:
+        if set(shared_keys(finished[:1], "eval/")) != set(shared_keys([run], "eval/")):
+            message = "RUNS takes runs of one kind for a task and experiment"
+            fail(f"{message}, and {finished[0].folder} and {run.folder} log other scores")
+    known = [run for run in group if run.args]
+    for first, run in ((known[0], run) for run in known[1:]):
+        for flag in sorted((first.args.keys() | run.args.keys()) - MAY_DIFFER):
+            ours, theirs = (x.args.get(flag, "not a flag") for x in (first, run))
+            if ours != theirs:
+                values = f"{ours} in {first.folder.name}, {theirs} in {run.folder.name}"
+                notes.append(f"**Not of one kind**: --{flag.replace('_', '-')} is {values}.")
+    for run in group:
+        if "," in run.sources:
+            notes.append(f"**Not of one kind**: {run.folder.name} was resumed by another script: {run.commit}.")
+        if group[0].sources and run.sources and group[0].sources != run.sources:
+            scripts = f"{group[0].commit} in {group[0].folder.name}, {run.commit} in {run.folder.name}"
+            notes.append(f"**Not of one kind**: the script is that of {scripts}.")
+    devices = Counter(run.device or "unknown" for run in group)
+    if len(devices) > 1:
+        counts = ", ".join(f"{count} on {device}" for device, count in devices.items())
+        notes.append(f"**Devices mixed**: of {group[0].env_id}, {group[0].exp_name}: {counts}.")
+    return notes
+
+
+def count_as_worst(groups: Groups) -> list[str]:
+    """Gives each run without a result the worst score of its task from where its curve ends, and returns notes."""
+    notes = []
+    finished: Groups = {name: [run for run in group if run.state == "finished"] for name, group in groups.items()}
+    for (env_id, exp_name), group in groups.items():
+        peers = [run for (task, _), runs in finished.items() if task == env_id for run in runs]
+        keys = shared_keys(finished[env_id, exp_name] or peers, "eval/") or [RETURN]
+        for run, key in product([run for run in group if run.state != "finished"], keys):
+            own = run.curves.get(key, np.zeros((0, 3)))
+            own = own[np.logical_and.accumulate(np.isfinite(own[:, 2]))]
+            theirs = [peer.curves[key] for peer in peers if key in peer.curves]
+            scores = [curve[-1, 2] for curve in theirs] + [0.0] * (key != RETURN)
+            if key == RETURN:
+                with suppress(gym.error.Error, ModuleNotFoundError):  # no such task here
+                    scores.append(random_return(env_id))
+            worst = min(scores, default=float("nan"))
+            steps = {step for curve in theirs for step in curve[:, 0]} | {float(run.total_timesteps)}
+            rest = sorted(step for step in steps if step > own[:, 0].max(initial=-1))
+            at_end = own[-1, 0] if len(own) else 0
+            run.curves[key] = np.concatenate([own, [[step, np.nan, worst] for step in rest]])
+            counted = f"counted as {describe_number(worst)}, the worst of the task"
+            notes.append(f"**{run.state.capitalize()}**: {run.folder.name} after step {at_end:,.0f}; {counted}.")
+    return notes
+
+
+def last_step(group: list[Run]) -> int:
+    """Environment steps of the group's runs."""
+    return int(max(curve[-1, 0] for run in group for key, curve in run.curves.items() if key.startswith("eval/")))
+
+
+def shared_keys(group: list[Run], *prefixes: str) -> list[str]:
+    """The keys with one of the prefixes, in their order, that all runs of a group have."""
+    shared = [key for key in group[0].curves if all(key in run.curves for run in group)] if group else []
+    return [key for prefix in prefixes for key in shared if key.startswith(prefix)]
+
+
+def drawn_keys(group: list[Run]) -> list[str]:
+    """What of a group is drawn: evaluations, ratings, and if a run has fewer than three evaluations the training
+    returns.
+    """
+    keys = shared_keys(group, "eval/", "selfplay/")
+    has_few = any(len(run.curves[key]) < 3 for run in group for key in keys if key.startswith("eval/"))
+    return keys + (shared_keys(group, TRAINING_RETURN) if has_few else [])
+
+
+def final_scores(group: list[Run], key: str) -> np.ndarray:
+    """Of the runs' final policies (n,)."""
+    return np.array([run.curves[key][-1, 2] for run in group])
+
+
+def returns_by_experiment(groups: Groups) -> dict[str, dict[str, np.ndarray]]:
+    """Final returns (n,) of each experiment on each of its tasks."""
+    returns: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
+    for (env_id, exp_name), group in groups.items():
+        if all(RETURN in run.curves for run in group):
+            returns[exp_name][env_id] = final_scores(group, RETURN)
+    return returns
+
+
+def find_scales(groups: Groups, reference: str) -> tuple[Scales, list[str]]:
+    """The returns with the normalised scores 0 and 1 on each task that can be pooled, and notes on the others."""
+    returns, scales, notes = returns_by_experiment(groups), {}, []
+    if reference not in returns:
+        fail(f"--normalize-by takes one of the experiments with returns ({', '.join(returns)}), not {reference}")
+    for env_id in dict.fromkeys(env_id for env_id, _ in groups):
+        if not all(env_id in tasks for tasks in returns.values()):
+            notes.append(f"Not in the pooled score: {env_id} (not all experiments have it).")
+            continue
+        try:
+            low = random_return(env_id)
+        except (gym.error.Error, ModuleNotFoundError) as error:
+            notes.append(f"Not in the pooled score: {env_id} (the random policy cannot be measured: {error}).")
+            continue
+        high = float(interquartile_mean(returns[reference][env_id]))
+        if low < high:
+            scales[env_id] = low, high
+        else:
+            notes.append(f"Not in the pooled score: {env_id} ({reference} is not better than the random policy).")
+    return scales, notes
+
+
+def normalised(groups: Groups, scales: Scales) -> dict[str, list[np.ndarray]]:
+    """Of each experiment the normalised final returns (n,) on each task of the scales."""
+    returns = returns_by_experiment(groups) if scales else {}
+    ends = scales.items()
+    return {
+        name: [(tasks[env_id] - low) / (high - low) for env_id, (low, high) in ends] for name, tasks in returns.items()
+    }
+
+
+def improvement_pairs(
+    groups: Groups, reference: str | None
+) -> list[tuple[str, str, list[np.ndarray], list[np.ndarray]]]:
+    """Each two experiments with their returns on the tasks that both have; only pairs with the reference, if there is
+    one.
+    """
+    pairs = []
+    for (ours, our_tasks), (theirs, their_tasks) in combinations(returns_by_experiment(groups).items(), 2):
+        tasks = [env_id for env_id in our_tasks if env_id in their_tasks]
+        if tasks and reference in (None, ours, theirs):
+            pairs.append((ours, theirs, [our_tasks[x] for x in tasks], [their_tasks[x] for x in tasks]))
+    return pairs
+
+
+def describe_key(key: str) -> str:
+    """A TensorBoard key in words."""
+    return (
+        "return"
+        if key == RETURN
+        else key.partition("/")[2].replace("_score_vs_", " vs ").replace("rating_", "rating of ")
+    )
+
+
+def describe_number(x: float) -> str:
+    """Four digits, or as many as an integer part has."""
+    return f"{x:,.{max(0, 4 - len(str(int(abs(x)))))}f}" if np.isfinite(x) else str(x)
