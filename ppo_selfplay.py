@@ -595,7 +595,8 @@ def start_matches(args: Args, env: TeamEnv, agents: Mapping[str, Agent], change_
     for behavior, pool in pools.items():
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
     turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
-    rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps
+    game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
+    rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
     return Matches(env.teams, args.num_games, pools, *rules)
 
 
@@ -676,7 +677,7 @@ def main(args: Args) -> None:
             agent, optimizer, team = agents[learner], optimizers[learner], env.teams[matches.sides[0]]
             if seed is not None:  # at the start, after each checkpoint and each change of team
                 matches.begin_anew(seed)
-                obs, games_length = env.reset(seed), np.zeros(args.num_games)
+                obs = env.reset(seed)
                 run.check(global_step, observation=np.concatenate(obs, axis=None))
                 discounted_return = np.zeros(args.num_games * len(team.agents))
             if args.anneal_lr:
@@ -684,7 +685,6 @@ def main(args: Args) -> None:
 
             rollout = Rollout(args.num_steps, args.num_games * len(team.agents), team)
             noise = agent.noise(rollout.rewards.size).unflatten(0, rollout.rewards.shape)
-            finished_lengths = []
             for t in range(args.num_steps):
                 # act and step
                 masks = matches.of_learner([legal_actions(env, i) for i in range(len(env.teams))])
@@ -692,8 +692,8 @@ def main(args: Args) -> None:
                 rollout.valid[t] = matches.of_learner(env.alive)
                 rollout.actions[t] = agent.act(rollout.obs[t], masks, noise[t])
                 result = env.step(matches.all_actions(env, agents, obs, rollout.actions[t]))
-                obs = result.obs
-                all_obs = np.concatenate([*obs, *result.final_obs], axis=None)
+                cut = matches.cut_games(result)
+                all_obs = np.concatenate([*result.obs, *result.final_obs], axis=None)
                 all_rewards, step = np.concatenate(result.rewards, axis=None), global_step + (t + 1) * args.num_games
                 run.check(step, observation=all_obs, reward=all_rewards)
 
@@ -706,12 +706,8 @@ def main(args: Args) -> None:
                 rollout.discounted_returns[t] = discounted_return
                 discounted_return[rollout.dones[t]] = 0.0
 
-                # record, rate, next opponents
-                games_length += 1
-                for game in result.over.nonzero()[0]:
-                    finished_lengths.append(games_length[game])
-                    games_length[game] = 0.0
-                    matches.finish(int(game), result.scores[game])
+                # rate, next opponents
+                obs = matches.finish_games(env, result, cut)
             global_step += args.batch_size
             learner_steps[learner] += int(rollout.valid.sum())
 
@@ -734,9 +730,6 @@ def main(args: Args) -> None:
                 metrics["losses/explained_variance"] = 1.0 - ((b_returns - b_values).var() / b_returns.var()).item()
             metrics |= matches.metrics()
             metrics |= {"charts/learning_rate": optimizer.lr, "charts/learner": float(behaviors.index(learner))}
-            if finished_lengths:
-                metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
-                matches.warn_of_short_swaps(metrics["charts/episodic_length"])
             run.log(metrics, global_step)
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agents, args), global_step)

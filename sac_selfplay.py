@@ -687,7 +687,8 @@ def start_matches(args: Args, env: TeamEnv, agents: Mapping[str, Agent], change_
     for behavior, pool in pools.items():
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
     turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
-    rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps
+    game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
+    rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
     return Matches(env.teams, args.num_games, pools, *rules)
 
 
@@ -766,7 +767,7 @@ def main(args: Args) -> None:
     parts["rest"] |= {"matches": matches, "learner_steps": learner_steps, "game_steps": game_steps}
     parts["rest"] |= {"num_updates": num_updates}
     with Run(args, env, total_steps, stride=args.num_games, **parts) as run:
-        gradients, finished_lengths = PLAIN, []
+        gradients = PLAIN
         for behavior, buffer in buffers.items() if args.compile else ():
             batch = buffer.gather(torch.zeros(args.batch_size, dtype=torch.int64, device=device))
             example = agents[behavior], batch, torch.zeros_like(batch[2]), args
@@ -776,7 +777,7 @@ def main(args: Args) -> None:
             agent, optimizers, buffer = agents[learner], all_optimizers[learner], buffers[learner]
             if seed is not None:  # at the start, after each checkpoint and each change of team
                 matches.begin_anew(seed)
-                obs, games_length = env.reset(seed), np.zeros(args.num_games)
+                obs = env.reset(seed)
                 run.check(global_step, observation=np.concatenate(obs, axis=None))
                 update_metrics: Metrics = {}
             for name in annealed:
@@ -792,8 +793,8 @@ def main(args: Args) -> None:
             else:
                 actions = agent.act(learner_obs, masks, agent.noise(len(learner_obs)))
             result = env.step(matches.all_actions(env, agents, obs, actions))
-            obs, global_step = result.obs, global_step + args.num_games
-            all_obs = np.concatenate([*obs, *result.final_obs], axis=None)
+            cut, global_step = matches.cut_games(result), global_step + args.num_games
+            all_obs = np.concatenate([*result.obs, *result.final_obs], axis=None)
             run.check(global_step, observation=all_obs, reward=np.concatenate(result.rewards, axis=None))
             game_steps[learner] += args.num_games
             learner_steps[learner] += int(valid.sum())
@@ -807,13 +808,9 @@ def main(args: Args) -> None:
             if valid.any():
                 buffer.add(opponents[valid], *(column[valid] for column in columns))
 
-            # record, rate, next opponents
-            games_length += 1
-            for game in result.over.nonzero()[0]:
-                is_rated = game_steps[learner] - games_length[game] * args.num_games >= args.learning_starts
-                finished_lengths.append(games_length[game])
-                games_length[game] = 0.0
-                matches.finish(int(game), result.scores[game], is_rated)
+            # rate, next opponents: not by games with random actions
+            num_random = args.learning_starts - game_steps[learner]
+            obs = matches.finish_games(env, result, cut, max_age=-num_random / args.num_games)
 
             # update
             num_due = int(args.updates_per_step * (game_steps[learner] - args.learning_starts))
@@ -839,10 +836,6 @@ def main(args: Args) -> None:
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}
                 metrics["charts/learner"] = float(behaviors.index(learner))
-                if finished_lengths:
-                    metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
-                    matches.warn_of_short_swaps(metrics["charts/episodic_length"])
-                    finished_lengths = []
                 run.log(metrics, global_step)
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agents, args), global_step)

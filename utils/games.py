@@ -112,6 +112,11 @@ class DiscGame:
         self.start(np.arange(self.num_games))
         return self.observe(slice(None))
 
+    def restart(self, games: np.ndarray) -> list[np.ndarray]:
+        """Starts new games at these indices."""
+        self.start(games)
+        return self.observe(slice(None))
+
     def step(self, actions: list[np.ndarray]) -> TeamStep:
         """Steps all games."""
         self.velocity += DT * (self.acceleration * self.forces(actions) - self.drag * self.velocity)

@@ -6,6 +6,7 @@ policies. There are two differences. Each parallel game has its own opponents, w
 credited to the snapshots that played the game, even if the ring has dropped them since.
 """
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,9 @@ import numpy as np
 from utils.elo import elo_change, game_scores
 from utils.policy_stack import PolicyStack
 from utils.snapshot_pool import Snapshot, SnapshotPool
-from utils.team_env import Team, TeamEnv, legal_actions
+from utils.team_env import Team, TeamEnv, TeamStep, legal_actions
+
+Observations = list[np.ndarray]
 
 
 def turn_ends(teams: Sequence[Team], team_change: int | None, total_steps: int) -> list[int]:
@@ -50,6 +53,7 @@ class Matches:
         side: str | None = None,
         swaps_per_turn: float | None = None,
         team_change: int = 0,
+        game_length: float | None = None,
     ) -> None:
         """Starts with the first team's behaviour as the learner.
 
@@ -59,11 +63,18 @@ class Matches:
 
         With `swaps_per_turn`, each turn of `team_change` learner steps has that many swaps, by ML-Agents' rule:
         swap_steps = ghosts / learners * team_change / swaps_per_turn, for the sizes of the learner's team of that turn.
+
+        `game_length` are the steps that a game is expected to take at first. With it, the first games after a reset
+        are cut at different steps: otherwise all games would run in lockstep, and the first results would be those of
+        short games. None: no game is cut.
         """
         self.behaviors = [team.behavior for team in teams]
         self.team_names = [team.name for team in teams]
         self.pools, self.elo_k, self.swap_steps, self.side = pools, elo_k, swap_steps, side
         self.swaps_per_turn, self.team_change = swaps_per_turn, team_change
+        self.game_length = game_length  # mean of the finished games, the newest count most
+        self.ages, self.cut_at = np.zeros((2, num_games), dtype=np.int64)  # steps of the running games; 0: not cut
+        self.lengths: list[int] = []  # of the games since the last call of `metrics`
         self.sizes = np.array([len(team.agents) for team in teams])
         self.opponents: list[list[Snapshot | None]] = [[None] * len(teams) for _ in range(num_games)]
         self.uids = np.zeros((num_games, len(teams)), dtype=np.int64)  # of the opponents; -1: the learner
@@ -92,6 +103,9 @@ class Matches:
             rng = np.random.default_rng(seed)
             for pool in self.pools.values():
                 pool.rng = rng
+        self.ages[:] = self.cut_at[:] = 0
+        if self.game_length is not None:
+            self.cut_at = (self.game_length * np.arange(len(self.ages)) / len(self.ages)).astype(np.int64)
         for game in range(len(self.opponents)):
             self.learner_team[game] = self.sides[game % len(self.sides)]
             self._draw(game)
@@ -102,12 +116,14 @@ class Matches:
             "learner": self.learner,
             "rating": self.rating,
             "ghost_steps": self.ghost_steps,
+            "game_length": self.game_length,
             "has_warned": self.has_warned,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads that state and restarts all games. The pools must have been loaded before."""
         self.ghost_steps, self.has_warned = state["ghost_steps"], state["has_warned"]
+        self.game_length = state["game_length"]
         self.give_turn(state["learner"])
         self.rating = state["rating"]
 
@@ -153,6 +169,31 @@ class Matches:
                 opponent.games += 1
                 opponent.results.append(result)
         self.next_game(game)
+
+    def cut_games(self, result: TeamStep) -> np.ndarray:
+        """Counts a step of all games, and truncates the first games that are due: (num_games,), which these are."""
+        self.ages += 1
+        cut = (self.ages == self.cut_at) & ~result.over
+        for truncations in result.truncations:
+            truncations |= cut[:, None]
+        return cut
+
+    def finish_games(self, env: TeamEnv, result: TeamStep, cut: np.ndarray, max_age: float = math.inf) -> Observations:
+        """Rates the games that are over, prepares their next starts, and restarts those that were cut.
+
+        Games older than `max_age` steps are not rated. Returns the observations to act on next, one array a team.
+        """
+        for game in result.over.nonzero()[0].tolist():
+            age = int(self.ages[game])
+            self.lengths.append(age)
+            if self.game_length is not None:
+                self.game_length += 0.01 * (age - self.game_length)
+            self.finish(game, result.scores[game], age <= max_age)
+        for game in cut.nonzero()[0].tolist():
+            self.next_game(game)
+        ended = result.over | cut
+        self.ages[ended] = self.cut_at[ended] = 0
+        return env.restart(cut.nonzero()[0]) if cut.any() else result.obs
 
     def of_learner(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The learner's rows (num_games * team_size, ...) of one array (num_games, team_size, ...) per team."""
@@ -227,5 +268,8 @@ class Matches:
             metrics["selfplay/opponent_rating_std"] = float(ratings.std())
             metrics["selfplay/opponent_age"] = float(ages.mean())
             metrics["selfplay/games"] = float(len(results))
-        self.finished = []
+        if self.lengths:
+            metrics["charts/episodic_length"] = float(np.mean(self.lengths))
+            self.warn_of_short_swaps(metrics["charts/episodic_length"])
+        self.finished, self.lengths = [], []
         return metrics

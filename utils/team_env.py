@@ -97,6 +97,9 @@ class TeamEnv(Protocol):
     def step(self, actions: list[np.ndarray]) -> TeamStep:
         """Steps all games with actions (num_games, team_size, action_dim) per team: numbers (clipped) or integers."""
 
+    def restart(self, games: np.ndarray) -> list[np.ndarray]:
+        """Starts new games at these indices, unfinished, and returns obs of all games. A user's game may lack it."""
+
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
         """Actions of that player in all games, as `step` takes them. The call does not change the games."""
 
@@ -510,6 +513,15 @@ class PettingZooGames:
                 self._begin(i)
         scores = np.where(over[:, None], scores, 0.0)
         return TeamStep(self._obs, final_obs, rewards, terminations, truncations, over, scores)
+
+    def restart(self, games: np.ndarray) -> list[np.ndarray]:
+        """Starts the next game of these copies; see `TeamEnv`."""
+        self._obs = [obs.copy() for obs in self._obs]
+        for i in games.tolist():
+            for t in range(len(self.teams)):
+                self._obs[t][i] = 0.0
+            self._begin(i)
+        return self._obs
 
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
         """Actions of "random", the only scripted player: uniform over the legal actions."""
