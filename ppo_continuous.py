@@ -199,9 +199,9 @@ class LeanVectorEnv(SyncVectorEnv):
 
 def make_envs(args: Args, num_envs: int, video_folder: Path | None = None, video_name: str = "") -> VectorEnv:
     """`num_envs` environments stepped together; exits with one sentence if the task is not one for this script."""
-    staggered, kwargs = args.stagger * num_envs, parse_json("env-kwargs", args.env_kwargs)
+    num_staggered, kwargs = num_envs if args.stagger else 0, parse_json("env-kwargs", args.env_kwargs)
     env_fns = [
-        partial(make_env, args.env_id, kwargs, i, None if i else video_folder, video_name, staggered)
+        partial(make_env, args.env_id, kwargs, i, None if i else video_folder, video_name, num_staggered)
         for i in range(num_envs)
     ]
     vector_class = {"sync": LeanVectorEnv, "async": AsyncVectorEnv}.get(args.vectorization)
@@ -292,7 +292,7 @@ class Actor(nn.Module):
         self.log_std = nn.Parameter(torch.full((action_dim,), log_std_init))
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Observations (..., obs_dim) to the mean (..., action_dim) and the log standard deviation (action_dim,)."""
+        """Normalised observations (..., obs_dim) to mean (..., action_dim) and log standard deviation (action_dim,)."""
         return self.mean(obs), self.log_std
 
 
@@ -322,6 +322,8 @@ class Agent(nn.Module):
         A function of raw observations (num_envs, obs_dim) and standard normal noise (num_envs, action_dim) to actions
         (num_envs, action_dim); deterministic without noise. Follows the layers of `Actor.mean`.
         """
+        layers = all(isinstance(layer, (nn.Linear, nn.Tanh)) for layer in self.actor.mean)
+        assert layers, "policy() follows linear layers with tanh: see docs/ppo.md"
         tensors = self.obs_rms.mean, self.obs_rms.std, self.actor.log_std.exp(), *self.actor.mean.parameters()
         obs_mean, obs_std, std, *parameters = (x.detach().cpu().numpy() for x in tensors)
 
@@ -403,17 +405,23 @@ def compute_value_loss(
     return loss, {"losses/value_loss": loss}
 
 
+def flat_vector(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Makes the parameters views of one new vector, and returns it: an optimiser steps it in one operation."""
+    parameters = list(parameters)
+    vector = torch.cat([x.detach().flatten() for x in parameters])
+    for parameter, chunk in zip(parameters, vector.split([x.numel() for x in parameters]), strict=True):
+        parameter.data = chunk.view_as(parameter)
+    return vector
+
+
 class Adam:
-    """Adam (Kingma and Ba 2015) on one vector: the parameters become views of it, so that a step is one operation.
+    """Adam (Kingma and Ba 2015) on one vector (`flat_vector`).
 
     Computes what `torch.optim.Adam` does, without its overhead of 0.1 to 0.3 ms. Another optimiser: see `docs/ppo.md`.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, beta1: float, beta2: float, eps: float) -> None:
-        parameters = list(parameters)
-        self.vector = torch.cat([x.detach().flatten() for x in parameters])
-        for parameter, chunk in zip(parameters, self.vector.split([x.numel() for x in parameters]), strict=True):
-            parameter.data = chunk.view_as(parameter)
+        self.vector = flat_vector(parameters)
         self.lr, self.beta1, self.beta2, self.eps = lr, beta1, beta2, eps
         self.mean, self.square = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
         self.num_steps = torch.zeros((), device=self.vector.device)
@@ -526,13 +534,17 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 def compiled(function: FunctionT, *example: Any) -> FunctionT:
     """Compiles the function by calling it with example arguments; where that fails, warns and returns it as it is."""
     began, reason = time.perf_counter(), "that takes PyTorch 2.13 or later"
-    print(f"compiling {function.__name__}: a few seconds, or a minute for the first time on a machine", flush=True)
+    print(
+        f"compiling {function.__name__}: some seconds, or up to two minutes for the first time on a machine", flush=True
+    )
     torch._inductor.config.cpp_wrapper = not torch.cuda.is_available()  # calls kernels from C++: less overhead
     has_trace = hasattr(torch._dynamo.config, "trace_autograd_ops")
     if has_trace:
         torch._dynamo.config.trace_autograd_ops = True  # otherwise torch.autograd.grad is not compiled
-    # The first try trusts the compiler to know the processor's instructions, because testing that takes seconds.
-    for torch._inductor.config.cpp.vec_isa_ok in (True, None) if has_trace else ():
+    for trust in (
+        (True, None) if has_trace else ()
+    ):  # True: no test of the processor's instructions, which takes seconds
+        torch._inductor.config.cpp.vec_isa_ok = trust
         try:
             result: Any = torch.compile(function)
             result(*example)
@@ -560,7 +572,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
     args = args if args.vectorization == "native" else replace(args, vectorization="sync", stagger=False)
     envs = make_envs(args, args.eval_episodes, folder / "videos" if args.capture_video else None, name)
     obs, _ = envs.reset(seed=1_000_000 + args.seed * args.eval_episodes)
-    act, (returns, lengths) = agent.policy(), np.zeros((2, args.eval_episodes))
+    act, returns, lengths = agent.policy(), np.zeros(args.eval_episodes), np.zeros(args.eval_episodes)
     running = np.ones(args.eval_episodes, dtype=bool)
     for _ in range(MAX_EPISODE_STEPS):
         obs, _, rewards, terminations, truncations = step_envs(envs, act(obs))
@@ -640,7 +652,7 @@ def main(args: Args) -> None:
                     is_whole |= dones
                     discounted_return[dones] = episode_return[dones] = episode_length[dones] = 0.0
             run.check(observation=np.concatenate([rollout.obs, rollout.final_obs], axis=-1), reward=rollout.rewards)
-            global_step += args.batch_size
+            global_step += args.batch_size  # from here on the step after this iteration, which `run.due` tests, too
 
             # update
             batch = make_batch(agent, rollout, args, device)
@@ -682,6 +694,7 @@ if not TYPE_CHECKING and not HAS_UTILS:
         if args.evaluate is None:
             return args
         saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
+        saved.pop("script", None)  # which a run with utils/run.py has
         return tyro.cli(cls, default=cls(**saved))
 
     def prepare(args: Args, limits: Mapping[str, tuple[float, float]]) -> None:

@@ -305,7 +305,9 @@ class TwinQNetwork(nn.Module):
         for fan_in, fan_out in itertools.pairwise((input_dim, 128, 128, output_dim)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
         self.net = nn.Sequential(*layers[:-1])
-        assert all(len(parameter) == 2 for parameter in self.parameters()), "the critics would share a parameter"
+        assert all(len(parameter) == 2 for parameter in self.parameters()), (
+            "critics share a parameter: see TwinLayerNorm in docs/sac.md"
+        )
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Box: observations and actions (batch_size, ...) to both values (2, batch_size, 1).
@@ -413,6 +415,7 @@ class ReplayBuffer:
 
     def sample(self, batch_size: int) -> tuple[Tensor, ...]:
         """Uniformly with replacement: obs, masks, actions, rewards, next_obs, next_masks, terminations."""
+        # drawn from: old transitions that `leave_out` has kept and that are still stored | all new ones since then
         capacity, device, eligible = len(self.data), self.data.device, self.find_eligible()
         num_new = min(self.total - self.window["refreshed_at"], capacity)  # all of these are eligible
         num_gone = int(torch.searchsorted(eligible, self.total - capacity))
@@ -526,17 +529,23 @@ def compute_alpha_loss(agent: Agent, entropies: Tensor, targets: Tensor) -> tupl
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
 
+def flat_vector(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Makes the parameters views of one new vector, and returns it: an optimiser steps it in one operation."""
+    parameters = list(parameters)
+    vector = torch.cat([x.detach().flatten() for x in parameters])
+    for parameter, chunk in zip(parameters, vector.split([x.numel() for x in parameters]), strict=True):
+        parameter.data = chunk.view_as(parameter)
+    return vector
+
+
 class Adam:
-    """Adam (Kingma and Ba 2015) on one vector: the parameters become views of it, so that a step is one operation.
+    """Adam (Kingma and Ba 2015) on one vector (`flat_vector`).
 
     Computes what `torch.optim.Adam` does, without its overhead of 0.1 to 0.3 ms. Another optimiser: see `docs/sac.md`.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, beta1: float, beta2: float, eps: float) -> None:
-        parameters = list(parameters)
-        self.vector = torch.cat([x.detach().flatten() for x in parameters])
-        for parameter, chunk in zip(parameters, self.vector.split([x.numel() for x in parameters]), strict=True):
-            parameter.data = chunk.view_as(parameter)
+        self.vector = flat_vector(parameters)
         self.lr, self.beta1, self.beta2, self.eps = lr, beta1, beta2, eps
         self.mean, self.square = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
         self.num_steps = torch.zeros((), device=self.vector.device)
@@ -627,13 +636,17 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 def compiled(function: FunctionT, *example: Any) -> FunctionT:
     """Compiles the function by calling it with example arguments; where that fails, warns and returns it as it is."""
     began, reason = time.perf_counter(), "that takes PyTorch 2.13 or later"
-    print(f"compiling {function.__name__}: a few seconds, or a minute for the first time on a machine", flush=True)
+    print(
+        f"compiling {function.__name__}: some seconds, or up to two minutes for the first time on a machine", flush=True
+    )
     torch._inductor.config.cpp_wrapper = not torch.cuda.is_available()  # calls kernels from C++: less overhead
     has_trace = hasattr(torch._dynamo.config, "trace_autograd_ops")
     if has_trace:
         torch._dynamo.config.trace_autograd_ops = True  # otherwise torch.autograd.grad is not compiled
-    # The first try trusts the compiler to know the processor's instructions, because testing that takes seconds.
-    for torch._inductor.config.cpp.vec_isa_ok in (True, None) if has_trace else ():
+    for trust in (
+        (True, None) if has_trace else ()
+    ):  # True: no test of the processor's instructions, which takes seconds
+        torch._inductor.config.cpp.vec_isa_ok = trust
         try:
             result: Any = torch.compile(function)
             result(*example)

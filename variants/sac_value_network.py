@@ -211,7 +211,7 @@ class Actor(nn.Module):
         self.net = mlp(obs_dim, 256, 256, 2 * action_dim)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Observations (..., obs_dim) to the mean and the log standard deviation (..., action_dim) before squashing."""
+        """Normalised observations (..., obs_dim) to mean and log standard deviation (..., action_dim) before tanh."""
         mean, log_std = self.net(obs).chunk(2, dim=-1)
         return mean, log_std.clamp(-20.0, 2.0)
 
@@ -241,7 +241,9 @@ class TwinQNetwork(nn.Module):
         for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, 256, 256, 1)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
         self.net = nn.Sequential(*layers[:-1])
-        assert all(len(parameter) == 2 for parameter in self.parameters()), "the critics would share a parameter"
+        assert all(len(parameter) == 2 for parameter in self.parameters()), (
+            "critics share a parameter: see TwinLayerNorm in docs/sac.md"
+        )
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Observations (batch_size, obs_dim) and actions (batch_size, action_dim) to both values (2, batch_size)."""
@@ -383,17 +385,23 @@ def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) ->
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
 
+def flat_vector(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Makes the parameters views of one new vector, and returns it: an optimiser steps it in one operation."""
+    parameters = list(parameters)
+    vector = torch.cat([x.detach().flatten() for x in parameters])
+    for parameter, chunk in zip(parameters, vector.split([x.numel() for x in parameters]), strict=True):
+        parameter.data = chunk.view_as(parameter)
+    return vector
+
+
 class Adam:
-    """Adam (Kingma and Ba 2015) on one vector: the parameters become views of it, so that a step is one operation.
+    """Adam (Kingma and Ba 2015) on one vector (`flat_vector`).
 
     Computes what `torch.optim.Adam` does, without its overhead of 0.1 to 0.3 ms. Another optimiser: see `docs/sac.md`.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, beta1: float, beta2: float, eps: float) -> None:
-        parameters = list(parameters)
-        self.vector = torch.cat([x.detach().flatten() for x in parameters])
-        for parameter, chunk in zip(parameters, self.vector.split([x.numel() for x in parameters]), strict=True):
-            parameter.data = chunk.view_as(parameter)
+        self.vector = flat_vector(parameters)
         self.lr, self.beta1, self.beta2, self.eps = lr, beta1, beta2, eps
         self.mean, self.square = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
         self.num_steps = torch.zeros((), device=self.vector.device)
@@ -485,13 +493,17 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 def compiled(function: FunctionT, *example: Any) -> FunctionT:
     """Compiles the function by calling it with example arguments; where that fails, warns and returns it as it is."""
     began, reason = time.perf_counter(), "that takes PyTorch 2.13 or later"
-    print(f"compiling {function.__name__}: a few seconds, or a minute for the first time on a machine", flush=True)
+    print(
+        f"compiling {function.__name__}: some seconds, or up to two minutes for the first time on a machine", flush=True
+    )
     torch._inductor.config.cpp_wrapper = not torch.cuda.is_available()  # calls kernels from C++: less overhead
     has_trace = hasattr(torch._dynamo.config, "trace_autograd_ops")
     if has_trace:
         torch._dynamo.config.trace_autograd_ops = True  # otherwise torch.autograd.grad is not compiled
-    # The first try trusts the compiler to know the processor's instructions, because testing that takes seconds.
-    for torch._inductor.config.cpp.vec_isa_ok in (True, None) if has_trace else ():
+    for trust in (
+        (True, None) if has_trace else ()
+    ):  # True: no test of the processor's instructions, which takes seconds
+        torch._inductor.config.cpp.vec_isa_ok = trust
         try:
             result: Any = torch.compile(function)
             result(*example)
@@ -519,7 +531,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
     args = args if args.vectorization == "native" else replace(args, vectorization="sync")
     envs = make_envs(args, args.eval_episodes, folder / "videos" if args.capture_video else None, name)
     obs, _ = envs.reset(seed=1_000_000 + args.seed * args.eval_episodes)
-    returns, lengths = np.zeros((2, args.eval_episodes))
+    returns, lengths = np.zeros(args.eval_episodes), np.zeros(args.eval_episodes)
     running = np.ones(args.eval_episodes, dtype=bool)
     for _ in range(MAX_EPISODE_STEPS):
         obs, _, rewards, terminations, truncations = step_envs(envs, agent.act(obs))
@@ -589,7 +601,7 @@ def main(args: Args) -> None:
                 actions = agent.act(obs, torch.randn((args.num_envs, action_dim), device=device))
             next_obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
             run.check(observation=np.concatenate([obs, final_obs], axis=-1)[None], reward=rewards[None])
-            global_step += args.num_envs
+            global_step += args.num_envs  # from here on the step after this iteration, which `run.due` tests, too
 
             # store
             buffer.add(obs, actions, rewards, final_obs, terminations)
