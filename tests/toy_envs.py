@@ -80,7 +80,14 @@ class Huge(Counting):
 
 
 class Forever(Counting):
-    """Has episodes without an end and without a time limit."""
+    """Has episodes without an end and without a time limit, and says when one begins."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begins an episode."""
+        print("an episode begins", flush=True)
+        return super().reset(seed=seed, options=options)
 
     step = Endless.step
 

@@ -15,6 +15,7 @@ import io
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import pickle
 import platform
@@ -172,6 +173,8 @@ def prepare(args: Any, limits: Limits) -> None:
         check_upload(args)
     if args.evaluate is None:
         catch_signals()
+    else:
+        release_signals()
 
 
 def parse_json(flag: str, text: str, example: str = '{"name": 1}') -> dict[str, Any]:
@@ -289,10 +292,19 @@ def catch_signals() -> None:
         signal.signal(signum, stop)
 
 
+def abort(signum: int, _: object) -> None:
+    """Ends the program at once, with the environments' processes, and without tracebacks."""
+    for process in multiprocessing.active_children():
+        process.kill()
+    with suppress(Exception):  # the signal may have interrupted a print
+        sys.stdout.flush()
+    os._exit(128 + signum)
+
+
 def release_signals() -> None:
     """From here on a signal ends the program at once."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, abort)
 
 
 def seed_streams(seed: int, global_step: int) -> int:
@@ -417,6 +429,7 @@ class Run:
         self.save(is_finished=False)
         print(f"training is over, and saved in {self.folder}; the final evaluation begins", flush=True)
         release_signals()  # nothing is left to lose
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the end of the `with` block says how to go on
 
     def check(self, step: int | None = None, /, **quantities: Any) -> None:
         """Stops the run if a number of these quantities is not finite, with the step and the quantity's name.
@@ -465,6 +478,8 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         """Saves what is sound, closes everything, and ends the program with the exit status that fits."""
+        if isinstance(error, KeyboardInterrupt):
+            release_signals()
         self.progress.close()
         failure, is_finished = "", error is None
         if isinstance(error, TaskError):
