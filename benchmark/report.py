@@ -469,7 +469,7 @@ def cross_play_tables(groups: Groups, num_games: int, output: Path) -> list[str]
         script = script_of(group[0].folder)
         players = []
         for run in group:
-            agents, _, args = script.load_model(run.folder, "cross-play")
+            agents, _, args = script.load_run(run.folder, "cross-play")
             players += [Player(f"seed {run.seed}", behavior, agent.acting_weights()) for behavior, agent in agents.items()]
         players.sort(key=lambda player: list(agents).index(player.behavior))
         result = cross_play(partial(script.make_env, args), agents, players, num_games, seed=7_000_000, deterministic=True)

@@ -118,7 +118,7 @@ def print_scores(args: Scores) -> None:
     rows = []
     for run in sorted(args.runs):
         script = script_of(run)
-        agents, pools, run_args = script.load_model(run, "evaluate")
+        agents, pools, run_args = script.load_run(run, "evaluate")
         run_args.eval_games, run_args.seed = args.games, run_args.seed + 5_000_000
         run_args.deterministic = args.deterministic
         metrics, first = script.evaluate(agents, run_args, run), first_times(run)
@@ -151,8 +151,8 @@ def print_versus(args: Versus) -> None:
         fail("--runs and --against take run folders of self-play, one or more each")
     check_one_game(args.runs + args.against)
     script = script_of(args.runs[0])
-    ours = [script.load_model(run, "runs") for run in sorted(args.runs)]
-    theirs = [script.load_model(run, "against") for run in sorted(args.against)]
+    ours = [script.load_run(run, "runs") for run in sorted(args.runs)]
+    theirs = [script.load_run(run, "against") for run in sorted(args.against)]
     agents, _, run_args = ours[0]
     env = script.make_env(run_args, 1)
     players = [
