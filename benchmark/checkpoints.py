@@ -3,8 +3,8 @@
     python -m benchmark.checkpoints sac_continuous --env-id HalfCheetah-v5 --updates-per-step 0
     python -m benchmark.checkpoints ppo_continuous --env-id HalfCheetah-v5 --total-timesteps 300000
 
-Without updates SAC makes a million steps in minutes, and saves as many transitions as with them. What follows the script's
-name goes to the script.
+Without updates SAC makes a million steps in minutes, and saves as many transitions as with them. What follows the name
+of the script goes to the script.
 """
 
 import importlib
@@ -12,8 +12,10 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from benchmark import fail
+from utils.run import Run, parse_args
 
 SCRIPTS = ("ppo_continuous", "sac_continuous", "ppo_selfplay", "sac_selfplay")
 
@@ -21,21 +23,21 @@ SCRIPTS = ("ppo_continuous", "sac_continuous", "ppo_selfplay", "sac_selfplay")
 def main(name: str, *words: str) -> None:
     """Runs the script and prints its checkpoints' number, seconds and size."""
     script: Any = importlib.import_module(name)
-    save_checkpoint = script.save_checkpoint
+    save_checkpoint = Run.save_checkpoint
     seconds: list[float] = []
     folders: set[Path] = set()
 
-    def timed(folder: Path, *args: Any) -> bool:
+    def timed(run: Run, is_finished: bool) -> bool:
         began = time.perf_counter()
-        is_saved: bool = save_checkpoint(folder, *args)
+        is_saved = save_checkpoint(run, is_finished)
         seconds.append(time.perf_counter() - began)
-        folders.add(folder)
+        folders.add(run.folder)
         return is_saved
 
-    script.save_checkpoint = timed
-    began = time.perf_counter()
-    script.main(script.parse_args(list(words)))
-    total = time.perf_counter() - began
+    with patch.object(Run, "save_checkpoint", timed):
+        began = time.perf_counter()
+        script.main(parse_args(script.Args, words))
+        total = time.perf_counter() - began
     if not folders:
         fail("the words after the script's name take what trains, and not --evaluate")
     (folder,) = folders

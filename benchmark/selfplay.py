@@ -1,10 +1,10 @@
-"""Tables of self-play runs: final scores against the scripted players, when they were reached, and two sets of runs in games
-against each other.
+"""Tables of self-play runs: final scores against scripted players, when they were reached, and games of two sets.
 
     python -m benchmark.selfplay scores runs/sumo__ppo_sumo__*
     python -m benchmark.selfplay versus --runs runs/sumo__ppo_sumo__* --against runs/sumo__ppo_sumo_latest__*
 
-Each run counts as one observation: means and 95% percentile-bootstrap intervals are over runs, or over the runs of both sets.
+Each run counts as one observation: means and 95% percentile-bootstrap intervals are over runs, or over the runs of both
+sets.
 """
 
 import csv
@@ -31,7 +31,7 @@ THRESHOLDS = {"random": 0.98, "charge": 0.8, "centre": 0.5}
 
 @dataclass
 class Scores:
-    """Final scores against each scripted player, and the seconds and steps after which a training evaluation first had them."""
+    """Final scores against each scripted player, and the seconds and steps after which an evaluation first had them."""
 
     runs: tyro.conf.Positional[list[Path]]
     """run folders"""
@@ -98,7 +98,7 @@ def interval(values: np.ndarray, seed: int = 0) -> str:
 
 
 def first_times(run: Path) -> dict[str, tuple[float, int]]:
-    """For each scripted player the seconds since the first logged point, and the step, when the threshold was first reached."""
+    """For each scripted player the seconds since the first logged point, and the step, to reach its threshold."""
     events = EventAccumulator(str(run), size_guidance={"scalars": 0})
     events.Reload()
     start = min(events.Scalars(tag)[0].wall_time for tag in events.Tags()["scalars"])
@@ -121,11 +121,11 @@ def print_scores(args: Scores) -> None:
         agents, pools, run_args = script.load_run(run, "evaluate")
         run_args.eval_games, run_args.seed = args.games, run_args.seed + 5_000_000
         run_args.deterministic = args.deterministic
-        metrics, first = script.evaluate(agents, run_args, run), first_times(run)
+        metrics, first = script.evaluate(agents, run_args), first_times(run)
         for behavior, agent in agents.items():
             agent.load_state_dict(pools[behavior].snapshots[0].weights, strict=False)
         is_untrained = not any(pool.snapshots[0].step for pool in pools.values())
-        untrained = script.evaluate(agents, run_args, run) if is_untrained else dict.fromkeys(metrics, float("nan"))
+        untrained = script.evaluate(agents, run_args) if is_untrained else dict.fromkeys(metrics, float("nan"))
         for tag, score in metrics.items():
             seconds, step = first.get(tag, (float("nan"), 0))
             game = tag[5:].replace("_score_vs_", " vs ")
