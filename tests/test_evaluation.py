@@ -215,6 +215,7 @@ def scores_line(text: str) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_evaluation_prints_what_the_training_printed(
     selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +246,7 @@ def test_statistics_are_part_of_the_model(selfplay: ModuleType, train_selfplay: 
     assert torch.equal(pools["sumo"].latest.weights["obs_rms.mean"], weights["obs_rms.mean"])
 
 
+@pytest.mark.slow
 def test_against(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
     """A scripted player, another run, and itself: what one run takes from another, the other loses."""
     one, other = train_selfplay(selfplay), train_selfplay(selfplay, seed=2, total_timesteps=128)

@@ -112,6 +112,7 @@ def test_a_role_at_rest_does_not_change(selfplay: ModuleType, train_selfplay: Tr
     assert len(model["snapshots"]["pursuers"]) > 3
 
 
+@pytest.mark.slow
 def test_no_illegal_move_is_ever_made(
     selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +177,7 @@ def test_same_seed_same_weights(selfplay: ModuleType, train_selfplay: Train) -> 
     assert not are_equal(all_weights(one), all_weights(other))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["sumo", "mpe2.simple_push_v3"])
 def test_evaluation_does_not_touch_the_training(selfplay: ModuleType, env_id: str, train_selfplay: Train) -> None:
     """Off or often, by samples or the likeliest actions, with statistics that would drift if they were not frozen."""
@@ -188,6 +190,7 @@ def test_evaluation_does_not_touch_the_training(selfplay: ModuleType, env_id: st
         assert are_equal(plain, all_weights(train_selfplay(selfplay, **flags, **changes)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("actions", ["box", "multidiscrete"])
 def test_each_snapshot_acts_as_it_did_in_training(
     selfplay: ModuleType, actions: str, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
@@ -360,6 +363,7 @@ def test_no_model_and_no_table(selfplay: ModuleType, train_selfplay: Train, caps
     assert "--evaluate" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "signum", "status"), [("ppo", signal.SIGINT, 130), ("sac", signal.SIGTERM, 143)])
 def test_stopped_by_a_signal(tmp_path: Path, name: str, signum: int, status: int) -> None:
     """Ctrl-C and SIGTERM: no traceback, a model that can be played, and the exit status that shells expect."""
@@ -458,6 +462,7 @@ FLAGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_every_flag_changes_something(
     selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -666,6 +671,7 @@ def test_old_opponents_are_left_out_of_the_minibatches(train_selfplay: Train, mo
 # --- learning ---
 
 
+@pytest.mark.slow
 def test_ppo_learns_sumo(train_selfplay: Train) -> None:
     """The defaults, for six hundred thousand steps: it never loses to the random player, and beats charge or centre.
 
@@ -712,6 +718,7 @@ class MatrixGame:
         """Nothing is open."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "stake"), [(1, 1.0), (2, 1.0), (1, 2.0), (2, 2.0)])
 def test_average_policy_is_the_equilibrium(
     seed: int, stake: float, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
