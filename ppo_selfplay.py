@@ -587,7 +587,7 @@ def model_of(agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPool]) -> 
 
 def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, SnapshotPool], Args]:
     """The agents, pools and arguments of a saved run; exits with one sentence that names the flag."""
-    args = Args(**read_args(Args, folder, flag))
+    args = Args(**read_args(Args, folder, flag, LIMITS))
     env = make_env(args, 1)
     agents = {team.behavior: Agent(team, args) for team in env.teams}
     env.close()

@@ -682,7 +682,7 @@ def model_of(agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPool]) -> 
 
 def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, SnapshotPool], Args]:
     """The agents, pools and arguments of a saved run; exits with one sentence that names the flag."""
-    args = Args(**read_args(Args, folder, flag))
+    args = Args(**read_args(Args, folder, flag, LIMITS))
     env = make_env(args, 1)
     agents = {team.behavior: Agent(team, args) for team in env.teams}
     env.close()
@@ -827,7 +827,7 @@ def main(args: Args) -> None:
 
             # update
             num_due = int(args.updates_per_step * (game_steps[learner] - args.learning_starts))
-            while buffer.total and num_updates[learner] < num_due:
+            while buffer.total > buffer.window["refreshed_at"] and num_updates[learner] < num_due:
                 batch = buffer.sample(args.batch_size)
                 update_metrics |= update(agent, optimizers, batch, args, num_updates[learner], gradients)
                 num_updates[learner] += 1

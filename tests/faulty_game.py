@@ -1,4 +1,7 @@
-"""A PettingZoo game of two, five steps long; copy `victim`, counted from the last `made = 0`, does `fault` after 20 steps."""
+"""A PettingZoo game of two, five steps long, of which one copy does `fault` after 20 steps.
+
+It is copy `victim`, counted from the last `made = 0`.
+"""
 
 from typing import Any
 
@@ -51,15 +54,20 @@ class FaultyGame(ParallelEnv):
         if is_broken and fault == "step":
             raise ZeroDivisionError("out of order")
         obs, lead = self.observe(), float(actions["player_0"][0] - actions["player_1"][0])
-        if is_broken and fault == "observation":
-            obs = {agent: np.full(3, np.inf, np.float32) for agent in obs}
-        if is_broken and fault == "reward":
-            lead = np.nan
+        rewards = {"player_0": lead, "player_1": -lead}
+        whose, _, what = fault.rpartition(" ")
+        for agent in self.possible_agents if is_broken else ():
+            if whose == "opponent's" and agent == "player_0":
+                continue
+            if what == "observation":
+                obs[agent] = np.full(3, 1e300 if whose == "huge" else np.inf)
+            if what == "reward":
+                rewards[agent] = 1e300 if whose == "huge" else np.nan
         ends = dict.fromkeys(self.agents, self.step_count % 5 == 0)
         infos: dict[str, Any] = {agent: {} for agent in self.agents}
         if self.step_count % 5 == 0:
             self.agents = []
-        return obs, {"player_0": lead, "player_1": -lead}, ends, dict.fromkeys(ends, False), infos
+        return obs, rewards, ends, dict.fromkeys(ends, False), infos
 
 
 def parallel_env() -> FaultyGame:

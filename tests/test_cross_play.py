@@ -1,4 +1,4 @@
-"""Who beats whom: true results that are known, sides and seeds that cancel out, and the table that tells of it."""
+"""Cross-play: results that are known, sides and seeds that cancel out, the table and what it prints."""
 
 import csv
 import io
@@ -32,9 +32,9 @@ NAN = math.nan
 class Contest:
     """The team whose agents act with the highest strengths in the game's only step wins, but for the luck of the start.
 
-    The seed gives each game a random luck in [1, 2) with a random sign: `luck` times that, times the team's number, is added to
-    a team's score. Actions are [strength, game, team, agent, legal actions as a binary number]; but for the scripted players',
-    the last four must be true. Whoever sits where, by strength, is recorded for every game with its luck and its score.
+    The seed gives each game a random luck in [1, 2) with a random sign: `luck` times that, times the team's number, is
+    added to a team's score. Actions are [strength, game, team, agent, legal actions as a binary number]. The last four
+    must be true, except those of scripted players. Each game is recorded: the strengths at its seats, luck and scores.
     """
 
     def __init__(self, num_games: int, layout: Layout = DUEL, luck: float = 0.0, discrete: bool = False) -> None:
@@ -200,7 +200,7 @@ def test_seatings(layout: Layout, first: str, second: str, teams: list[int]) -> 
 @pytest.mark.parametrize("discrete", [False, True])
 @pytest.mark.parametrize("layout", [DUEL, TRIO, HUNT, COURT], ids=["duel", "trio", "hunt", "court"])
 def test_players_act_where_they_sit(layout: Layout, discrete: bool) -> None:
-    """Any mixture of policies and scripted players in 40 games: strengths at the seats, and (see `Contest`) obs and masks."""
+    """Any mixture of policies and scripted players in 40 games; `Contest` checks observations and masks."""
     rng = np.random.default_rng(0)
     env = Contest(40, layout, discrete=discrete)
     behaviors = [behavior for _, behavior, _ in layout]
@@ -277,7 +277,7 @@ def test_games_of_a_pair_are_rounded_up_to_whole_seeds(layout: Layout, sides: in
 def test_luck_cancels_out(layout: Layout, max_games: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the start alone decides who wins, every single score is a half, as the same start is played on each side.
 
-    In as many batches as it takes: no start is used twice, and each player of a pair has had each of its starts on each team.
+    No start is used twice, in however many batches, and each player of a pair has had each of its starts on each team.
     """
     monkeypatch.setattr(module, "MAX_GAMES", max_games)
     make_env = Maker(layout, luck=1e6)
@@ -306,7 +306,7 @@ def test_luck_cancels_out(layout: Layout, max_games: int, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("layout", [DUEL, TRIO, HUNT], ids=["duel", "trio", "hunt"])
 def test_scores_are_those_of_the_games_of_their_seed(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strength and luck both count, and scores are put together from the games' record: batches of 8, the last part-filled."""
+    """Strength and luck both count, and the expected scores come from the record of the games, in batches of 8."""
     monkeypatch.setattr(module, "MAX_GAMES", 8)
     make_env = Maker(layout, luck=1.0)
     roles = [layout[0][1], layout[1][1]]
@@ -339,7 +339,7 @@ def test_games_of_different_seeds() -> None:
 
 
 def test_the_table_of_a_symmetric_game() -> None:
-    """All against all, by strength; a game of its own kind has no score, and ratings are those of the fit of all games."""
+    """All against all, by strength; a player has no score against itself; ratings are those of a fit to all games."""
     players = [Player("random", "disc"), policy(7), policy(-3), policy(20)]
     table = cross_play(Maker(), fighters(DUEL), players, 10, 0, deterministic=True)
     expected = np.array([[NAN, 0, 1, 0], [1, NAN, 1, 0], [0, 0, NAN, 0], [1, 1, 1, NAN]])
@@ -443,7 +443,7 @@ ASYMMETRIC = make_table(ROLE_MEANS, ROLE_PLAYERS)
 
 
 def test_progress_by_hand() -> None:
-    """Against older selves: 0.75 and 0.25. In roles: a half of 1 + 0.625 - 0.375 and 1 + 0.625 - 0.75; 1 + 0.59375 - 0.4375."""
+    """Against older selves 0.75 and 0.25; in roles half of 1 + 0.625 - 0.375, 1 + 0.625 - 0.75, 1 + 0.59375 - 0.4375."""
     assert SYMMETRIC.progress() == {"disc": (0.5, 0.25)}
     progress = ASYMMETRIC.progress()
     assert progress.keys() == {"hunter", "prey"}

@@ -1,16 +1,24 @@
-"""Bad arguments, games and files of the self-play scripts: one sentence that names the flag, exit status 2, no traceback,
-nothing left behind; and the warnings about turns and swaps that cannot be."""
+"""Bad arguments, games and files of the self-play scripts: a sentence that names the flag, exit status 2, no traceback.
 
+Then games that go wrong while a run trains, and the warnings about turns and swaps that cannot be.
+"""
+
+import json
 import os
 import pickle
+import re
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import faulty_game
 import pytest
 import torch
-import tyro
 from conftest import Train
+
+from utils import run as run_module
+from utils.run import parse_args, read_file
 
 BOTH = [
     "--env-id no_such_game",
@@ -97,7 +105,7 @@ def run(script: ModuleType, capsys: pytest.CaptureFixture[str], *words: str) -> 
     capsys.readouterr()
     before = os.listdir()
     with pytest.raises(SystemExit) as exit_info:
-        script.main(tyro.cli(script.Args, args=words))
+        script.main(parse_args(script.Args, words))
     assert exit_info.value.code == 2
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
@@ -179,7 +187,7 @@ def test_missing_optional_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Named, with the command that installs it."""
-    monkeypatch.setattr(selfplay, "find_spec", lambda name: None if name == package else object())
+    monkeypatch.setattr(run_module, "find_spec", lambda name: None if name == package else object())
     flag = {"wandb": "--track", "moviepy": "--capture-video"}[package]
     assert run(selfplay, capsys, flag) == f"error: {flag} needs the package {package}: pip install {package}\n"
 
@@ -203,35 +211,31 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-DAMAGES = [
-    "missing",
-    "empty",
-    "truncated",
-    "garbage",
-    "pickle",
-    "torch pickle",
-    "list",
-    "foreign",
-    "other shapes",
-    "window",
-]
+MODELS = ["missing", "empty", "truncated", "garbage", "pickle", "torch pickle", "list", "no pool", "snapshots"]
+
+
+def refuse_folder(
+    script: ModuleType, capsys: pytest.CaptureFixture[str], flag: str, folder: Path, good: Path, file: str
+) -> None:
+    """--evaluate or --against refuses the folder for this file of it."""
+    words = ["--evaluate", str(folder if flag == "evaluate" else good)]
+    stderr = run(script, capsys, *words, *(["--against", str(folder)] if flag == "against" else []))
+    assert re.match(rf"error: --{flag} takes a run folder with (a whole|the) {file} of this script, and", stderr)
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("flag", ["evaluate", "against"])
-@pytest.mark.parametrize("damage", [*DAMAGES, "snapshots"])
+@pytest.mark.parametrize("damage", MODELS)
 def test_damaged_model(
-    selfplay: ModuleType, damage: str, flag: str, saved_runs: dict[str, Path], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Whatever is wrong with the file, the sentence names the flag that it came by, and no code runs from it."""
-    whole = (saved_runs[selfplay.__name__] / "model.pt").read_bytes()
-    folder, good = tmp_path / "damaged", tmp_path / "good"
-    folder.mkdir()
-    good.mkdir()
-    (good / "model.pt").write_bytes(whole)
-    path = folder / "model.pt"
-    path.write_bytes(whole)
+    selfplay: ModuleType,
+    damage: str,
+    saved_runs: dict[str, Path],
+    empty_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever is wrong with model.pt, the sentence names the flag that it came by, and no code runs from it."""
+    good, folder = saved_runs[selfplay.__name__], empty_folder / "damaged"
+    shutil.copytree(good, folder)
+    path, whole = folder / "model.pt", (good / "model.pt").read_bytes()
     if damage == "missing":
         path.unlink()
     elif damage in ("empty", "truncated", "garbage"):
@@ -241,23 +245,57 @@ def test_damaged_model(
     elif damage == "torch pickle":
         torch.save({"args": Bomb()}, path)
     else:
-        model = torch.load(path, weights_only=True)
+        model: Any = torch.load(path, weights_only=True)
         if damage == "list":
             model = [1, 2, 3]
-        elif damage == "foreign":
-            model["args"]["of_another_script"] = 1
-        elif damage == "other shapes":
-            model["args"]["env_kwargs"] = '{"actions": "discrete"}'
-        elif damage == "window":
-            model["args"]["window"] = 0
+        elif damage == "no pool":
+            del model["sumo_pool"]
         else:
-            del model["snapshots"]["sumo"][0]["rating"]
+            del model["sumo_pool"][0]["rating"]
         torch.save(model, path)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    words = ["--evaluate", str(folder)] if flag == "evaluate" else ["--evaluate", str(good), "--against", str(folder)]
-    assert run(selfplay, capsys, *words).startswith(f"error: --{flag} takes a run folder")
-    assert os.listdir() == []
+    for flag in ("evaluate", "against"):
+        refuse_folder(selfplay, capsys, flag, folder, good, "model.pt")
+    assert os.listdir() == ["damaged"]
+
+
+ARGUMENTS: dict[str, Any] = {
+    "foreign": {"of_another_script": 1},
+    "text for a number": {"num_games": "two"},
+    "null for a number": {"gamma": None},
+    "a list": [1, 2],
+    "no JSON": "{",
+}
+
+
+@pytest.mark.parametrize("damage", [*ARGUMENTS, "missing", "other shapes", "out of limits"])
+def test_damaged_arguments(
+    selfplay: ModuleType,
+    damage: str,
+    saved_runs: dict[str, Path],
+    empty_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The same for args.json; networks of another size than the arguments say are a fault of model.pt."""
+    good, folder = saved_runs[selfplay.__name__], empty_folder / "damaged"
+    shutil.copytree(good, folder)
+    path = folder / "args.json"
+    args = json.loads(path.read_text())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "no JSON":
+        path.write_text(ARGUMENTS[damage])
+    else:
+        changes = {"other shapes": {"env_kwargs": '{"actions": "discrete"}'}, "out of limits": {"window": 0}}
+        change = (ARGUMENTS | changes)[damage]
+        path.write_text(json.dumps(args | change if isinstance(change, dict) else change))
+    if damage == "other shapes":
+        refuse_folder(selfplay, capsys, "evaluate", folder, good, "model.pt")
+    elif damage == "out of limits":
+        assert "--window takes a number from 1" in run(selfplay, capsys, "--evaluate", str(folder))
+        refuse_folder(selfplay, capsys, "against", folder, good, "args.json")
+    else:
+        for flag in ("evaluate", "against"):
+            refuse_folder(selfplay, capsys, flag, folder, good, "args.json")
 
 
 @pytest.fixture(scope="module")
@@ -269,32 +307,10 @@ def saved_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         words = [word for pair in (TINY | (TINY_PPO if name == "ppo_selfplay" else {})).items() for word in pair]
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            flags = [
-                "--eval-freq",
-                "0",
-                "--eval-games",
-                "2",
-                "--cross-play-games",
-                "0",
-                "--no-cuda",
-                "--save-steps",
-                "128",
-            ]
-            script.main(tyro.cli(script.Args, args=words + flags))
+            flags = "--eval-freq 0 --eval-games 2 --cross-play-games 0 --no-cuda --save-steps 128"
+            script.main(parse_args(script.Args, words + flags.split()))
         (folders[name],) = (folder / "runs").iterdir()
     return folders
-
-
-def test_the_other_scripts_model(
-    selfplay: ModuleType, saved_runs: dict[str, Path], empty_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """PPO cannot act with SAC's weights, and says that it is not its own file."""
-    ours = str(saved_runs[selfplay.__name__])
-    (other,) = (str(folder) for name, folder in saved_runs.items() if name != selfplay.__name__)
-    assert "--evaluate takes a run folder with a whole model.pt of this script" in run(
-        selfplay, capsys, "--evaluate", other
-    )
-    assert "--against takes a run folder" in run(selfplay, capsys, "--evaluate", ours, "--against", other)
 
 
 def test_unknown_opponents(
@@ -311,6 +327,49 @@ def test_unknown_opponents(
     assert "--env-kwargs was {} here" in run(selfplay, capsys, "--evaluate", ours, "--against", str(discrete))
 
 
+# --- games that go wrong while a run trains ---
+
+FAULTS = {  # the 21st step of game 3 of 8, or the reset in its 20th
+    "step": "--env-id faulty_game failed after step {}: environment 3 in step: ZeroDivisionError: out of order",
+    "reset": "--env-id faulty_game failed after step {}: environment 3 in reset: ZeroDivisionError: out of order",
+    "observation": "observation is not a finite number at step 168",
+    "opponent's observation": "observation is not a finite number at step 168",
+    "huge observation": "observation is not a finite number at step 168",
+    "reward": "reward is not a finite number at step 168",
+    "opponent's reward": "reward is not a finite number at step 168",
+    "huge reward": "reward is not a finite number at step 168",
+}
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_game_that_goes_wrong(
+    selfplay: ModuleType,
+    fault: str,
+    train_selfplay: Train,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit status 1 and a sentence; a game that raises costs nothing that was learned, and a bad number is not kept."""
+    for name, value in {"made": -1, "victim": 3, "fault": fault}.items():  # copy 0 is made to look at the spaces
+        monkeypatch.setattr(faulty_game, name, value)
+    monkeypatch.setattr(faulty_game, "made", 0)
+    with pytest.raises(SystemExit) as exit_info:
+        train_selfplay(selfplay, env_id="faulty_game", learner_side="player_0", checkpoint_freq=0)
+    assert exit_info.value.code == 1
+    stderr, (folder,) = capsys.readouterr().err, Path("runs").iterdir()
+    raises = fault in ("step", "reset")
+    step = 0 if not raises else 128 if selfplay.__name__ == "ppo_selfplay" else 160 if fault == "step" else 152
+    assert stderr.splitlines()[-1] == "error: " + FAULTS[fault].format(step)
+    assert ("Traceback" in stderr) == raises
+    assert read_file(folder / "checkpoint.pt")["global_step"] == step
+    assert (folder / "model.pt").exists() == raises
+    if raises:
+        monkeypatch.setattr(faulty_game, "fault", "")
+        selfplay.main(parse_args(selfplay.Args, ["--resume", str(folder)]))
+        assert read_file(folder / "checkpoint.pt")["global_step"] == 512
+
+
 # --- warnings ---
 
 
@@ -319,7 +378,7 @@ def test_warning_of_a_turn_that_does_not_end(
 ) -> None:
     """Two pursuers make two learner's steps of each game step; a turn of just as many is not too long."""
     train_selfplay(selfplay, env_id="pursuit", team_change=1025)
-    expected = "warning: --team-change 1,025 exceeds the run's 1,024 learner's steps, so evader will not learn\n"
+    expected = "warning: --team-change 1,025 exceeds the run's 1,024 learner steps, so evader will not learn\n"
     assert capsys.readouterr().err == expected
     train_selfplay(selfplay, env_id="pursuit", team_change=1024)
     train_selfplay(selfplay, team_change=10**6)  # one policy: there are no turns

@@ -1,5 +1,7 @@
-"""The self-play scripts as their users run them: games of every kind, every flag, what a run leaves behind and prints, that it
-can be repeated, and that it learns."""
+"""The self-play scripts as users run them: games of every kind, every flag, files, repeatability, learning.
+
+`test_evaluation.py` has --evaluate, and `test_checkpoints.py` has --resume.
+"""
 
 import csv
 import json
@@ -26,6 +28,8 @@ import ppo_selfplay
 import sac_selfplay
 from utils.games import Pursuit
 from utils.matches import Matches
+from utils.run import parse_args, seed_streams
+from utils.snapshot_pool import SnapshotPool
 from utils.team_env import Team, TeamEnv, TeamStep, legal_actions, make_team_env
 
 ROOT = Path(__file__).parent.parent
@@ -33,8 +37,14 @@ Weights = dict[str, torch.Tensor]
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """All that model.pt holds."""
-    return torch.load(folder / "model.pt", weights_only=True)
+    """What model.pt holds: agents and snapshots, by behaviour."""
+    model = torch.load(folder / "model.pt", weights_only=True)
+    found = {end: [name.removesuffix(end) for name in model if name.endswith(end)] for end in ("_agent", "_pool")}
+    assert found["_agent"] == found["_pool"]
+    return {
+        "agents": {behavior: model[f"{behavior}_agent"] for behavior in found["_agent"]},
+        "snapshots": {behavior: model[f"{behavior}_pool"] for behavior in found["_agent"]},
+    }
 
 
 def all_weights(folder: Path) -> Weights:
@@ -56,12 +66,6 @@ def read_events(folder: Path) -> EventAccumulator:
 def series(folder: Path, tag: str) -> list[float]:
     """The values of one logged quantity."""
     return [event.value for event in read_events(folder).Scalars(tag)]
-
-
-def scores_line(text: str) -> str:
-    """The evaluation that was printed."""
-    (line,) = re.findall(r"^scores: .*$", text, re.MULTILINE)
-    return line
 
 
 # --- games ---
@@ -108,6 +112,7 @@ def test_a_role_at_rest_does_not_change(selfplay: ModuleType, train_selfplay: Tr
     assert len(model["snapshots"]["pursuers"]) > 3
 
 
+@pytest.mark.slow
 def test_no_illegal_move_is_ever_made(
     selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +177,7 @@ def test_same_seed_same_weights(selfplay: ModuleType, train_selfplay: Train) -> 
     assert not are_equal(all_weights(one), all_weights(other))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["sumo", "mpe2.simple_push_v3"])
 def test_evaluation_does_not_touch_the_training(selfplay: ModuleType, env_id: str, train_selfplay: Train) -> None:
     """Off or often, by samples or the likeliest actions, with statistics that would drift if they were not frozen."""
@@ -184,11 +190,12 @@ def test_evaluation_does_not_touch_the_training(selfplay: ModuleType, env_id: st
         assert are_equal(plain, all_weights(train_selfplay(selfplay, **flags, **changes)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("actions", ["box", "multidiscrete"])
 def test_each_snapshot_acts_as_it_did_in_training(
     selfplay: ModuleType, actions: str, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every action of an opponent in the games, against the saved snapshot alone, from the same observation and noise."""
+    """Every action of an opponent, against the saved snapshot alone, from the same observation and noise."""
     records: list[tuple[Any, ...]] = []
     original = Matches.all_actions
 
@@ -207,7 +214,7 @@ def test_each_snapshot_acts_as_it_did_in_training(
         play_against_latest_model_ratio=0.2,
         norm_obs=True,
     )
-    agents, _, args = selfplay.load_model(folder, "evaluate")
+    agents, _, args = selfplay.load_run(folder, "evaluate")
     agent, checked, wrong = agents["sumo"], set(), 0
     snapshots = {snapshot["uid"]: snapshot["weights"] for snapshot in load(folder)["snapshots"]["sumo"]}
     for state, uids, obs, masks, chosen in records[::5]:
@@ -309,8 +316,8 @@ def test_next_command_runs_as_printed(
 ) -> None:
     """The score of the policy against the best scripted player, with an interval, and a video of it."""
     folder = train_selfplay(selfplay)
-    (words,) = re.findall(rf"^ *python {selfplay.__name__}\.py (.*)$", capsys.readouterr().out, re.MULTILINE)
-    selfplay.main(selfplay.tyro.cli(selfplay.Args, args=words.split()))
+    (words,) = re.findall(rf"^ *python \S*{selfplay.__name__}\.py (.*)$", capsys.readouterr().out, re.MULTILINE)
+    selfplay.main(parse_args(selfplay.Args, words.split()))
     number = r"[01]\.\d{3}"
     line = rf"sumo of {folder.relative_to(folder.parent.parent)} against sumo of centre: score {number}, "
     assert re.match(line + rf"95% interval \[{number}, {number}\], from \d+ seeds\n", capsys.readouterr().out)
@@ -332,7 +339,7 @@ def test_video(selfplay: ModuleType, env_id: str, train_selfplay: Train) -> None
 
 
 def test_wandb_offline(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same points as TensorBoard's go to the real W&B client, which writes into the run folder, and nowhere else."""
+    """W&B gets the same points as TensorBoard, and its files are in the run folder and nowhere else."""
     points: set[tuple[str, int]] = set()
     log = wandb.Run.log
 
@@ -350,12 +357,13 @@ def test_wandb_offline(selfplay: ModuleType, train_selfplay: Train, monkeypatch:
 
 def test_no_model_and_no_table(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is written that was not asked for, and no command is printed that would not work."""
-    folder = train_selfplay(selfplay, save_model=False, exp_name="mine", torch_deterministic=False, total_timesteps=128)
+    folder = train_selfplay(selfplay, save_model=False, exp_name="mine", total_timesteps=128)
     assert folder.name.split("__")[1] == "mine"
     assert not {"model.pt", "cross_play.csv", "cross_play.png", "videos"} & {path.name for path in folder.iterdir()}
     assert "--evaluate" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "signum", "status"), [("ppo", signal.SIGINT, 130), ("sac", signal.SIGTERM, 143)])
 def test_stopped_by_a_signal(tmp_path: Path, name: str, signum: int, status: int) -> None:
     """Ctrl-C and SIGTERM: no traceback, a model that can be played, and the exit status that shells expect."""
@@ -363,103 +371,20 @@ def test_stopped_by_a_signal(tmp_path: Path, name: str, signum: int, status: int
     words = [sys.executable, str(script.__file__), "--no-cuda", "--num-games", "8", "--num-minibatches", "2"]
     words = words if name == "ppo" else words[:-2]
     run = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not list(tmp_path.glob("runs/*/events*")):
+    deadline = time.monotonic() + 300
+    while not list(tmp_path.glob("runs/*/checkpoint.pt")):
         time.sleep(0.1)
         assert run.poll() is None
+        assert time.monotonic() < deadline
     time.sleep(0.5)
     os.kill(run.pid, signum)
-    stdout, stderr = run.communicate(timeout=60)
+    stdout, stderr = run.communicate(timeout=300)
     assert run.returncode == status, stderr
     assert "Traceback" not in stderr
     assert "stopped by signal" in stdout
     (folder,) = (tmp_path / "runs").iterdir()
-    agents, pools, _ = script.load_model(folder, "evaluate")
+    agents, pools, _ = script.load_run(folder, "evaluate")
     assert agents.keys() == pools.keys() == {"sumo"}
-
-
-# --- --evaluate ---
-
-
-def evaluate(script: ModuleType, capsys: pytest.CaptureFixture[str], folder: Path, **flags: Any) -> str:
-    """What `--evaluate` prints."""
-    capsys.readouterr()
-    script.main(script.Args(**{"evaluate": folder, "eval_games": 4, "cross_play_games": 2} | flags))
-    return capsys.readouterr().out
-
-
-def test_evaluation_prints_what_the_training_printed(
-    selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Scores and table, with normalisation, again and again; other games give other numbers."""
-    folder = train_selfplay(selfplay, norm_obs=True, eval_games=4, cross_play_games=2, window=2)
-    trained = capsys.readouterr().out
-    printed = evaluate(selfplay, capsys, folder)
-    assert scores_line(printed) == scores_line(trained)
-    assert printed[printed.index("cross-play") :] in trained
-    assert evaluate(selfplay, capsys, folder) == printed
-    assert "cross-play" not in evaluate(selfplay, capsys, folder, cross_play_games=0)
-    changes: list[dict[str, Any]] = [{}, {"seed": 7}, {"deterministic": False}]
-    against = {evaluate(selfplay, capsys, folder, against="random", eval_games=200, **change) for change in changes}
-    assert len(against) == 3
-
-
-def test_the_table_samples_actions(
-    selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Snapshots meet as in training, with noise; scripted players meet likeliest actions, which take none."""
-    agents, pools, run_args = selfplay.load_model(train_selfplay(selfplay), "evaluate")
-    run_args.eval_games = run_args.cross_play_games = 2
-    monkeypatch.delattr(selfplay.Agent, "noise")
-    selfplay.evaluate(agents, run_args, Path())
-    with pytest.raises(AttributeError, match="noise"):
-        selfplay.cross_play_table(agents, pools, run_args)
-
-
-def test_statistics_are_part_of_the_model(selfplay: ModuleType, train_selfplay: Train) -> None:
-    """A loaded policy normalises by what was saved: against the network alone, fed by hand."""
-    folder = train_selfplay(selfplay, norm_obs=True, total_timesteps=128)
-    agents, pools, _ = selfplay.load_model(folder, "evaluate")
-    weights, obs = load(folder)["agents"]["sumo"], np.linspace(-1, 1, 22, dtype=np.float32).reshape(2, 11)
-    by_hand = (obs - weights["obs_rms.mean"].numpy()) / np.sqrt(weights["obs_rms.var"].numpy() + 1e-8)
-    expected = agents["sumo"].actor(torch.as_tensor(by_hand.clip(-10, 10), dtype=torch.float32))
-    torch.testing.assert_close(agents["sumo"](torch.as_tensor(obs)), expected)
-    assert not torch.allclose(agents["sumo"].actor(torch.as_tensor(obs)), expected)
-    assert torch.equal(pools["sumo"].latest.weights["obs_rms.mean"], weights["obs_rms.mean"])
-
-
-def test_against(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    """A scripted player, another run, and itself: 1 against another is what the other takes from 0 in the end."""
-    one, other = train_selfplay(selfplay), train_selfplay(selfplay, seed=2, total_timesteps=128)
-    results = {}
-    for first, second in ((one, "random"), (one, "charge"), (one, str(other)), (other, str(one)), (one, str(one))):
-        line = evaluate(selfplay, capsys, first, against=second, eval_games=40)
-        found = re.fullmatch(
-            r"sumo of (.*) against sumo of (.*): score (.*), 95% interval \[(.*), (.*)\], from 20 seeds\n", line
-        )
-        assert found
-        assert found.groups()[:2] == (str(first), second)
-        mean, low, high = map(float, found.groups()[2:])
-        assert 0 <= low <= mean <= high <= 1
-        results[first.name, Path(second).name] = mean
-    assert evaluate(selfplay, capsys, one, against=str(one), eval_games=40) == line
-    assert results[one.name, "charge"] < 0.3  # untrained policies wander about
-    assert abs(results[one.name, other.name] + results[other.name, one.name] - 1) < 0.4
-    assert 0.2 < results[one.name, one.name] < 0.8
-
-
-def test_against_in_an_asymmetric_game(
-    selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each role of the one run plays the other role of the other."""
-    one, other = (train_selfplay(selfplay, env_id="pursuit", total_timesteps=128, seed=seed) for seed in (1, 2))
-    lines = evaluate(selfplay, capsys, one, against=str(other)).splitlines()
-    assert [re.sub(r" of \S+", "", line.split(":")[0]) for line in lines] == [
-        "pursuers against evader",
-        "evader against pursuers",
-    ]
-    (line,) = evaluate(selfplay, capsys, one, against="chase").splitlines()
-    assert line.startswith("evader of")
-    assert re.match(r"scores: pursuers against random .*, evader against chase", evaluate(selfplay, capsys, one))
 
 
 # --- flags ---
@@ -537,6 +462,7 @@ FLAGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_every_flag_changes_something(
     selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,7 +474,7 @@ def test_every_flag_changes_something(
         extra = {"window": 2} if flag == "replay_opponents" else {}
         expected = all_weights(train_selfplay(selfplay, **base | extra)) if extra else default
         assert not are_equal(all_weights(train_selfplay(selfplay, **base | extra | {flag: value})), expected), flag
-    ours = {"exp_name", "torch_deterministic", "cuda", "track", "wandb_project_name", "wandb_entity", "capture_video"}
+    ours = {"exp_name", "cuda", "track", "wandb_project_name", "wandb_entity", "capture_video"}
     ours |= {
         "save_model",
         "eval_freq",
@@ -596,6 +522,64 @@ def test_ratings(selfplay: ModuleType, train_selfplay: Train) -> None:
     assert are_equal(all_weights(flat), all_weights(folder))  # ratings are read, not learned from
 
 
+def test_snapshots_have_the_rating_of_the_learner(
+    selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the moment at which they are taken, not the initial one, in both roles."""
+    made: list[Matches] = []
+    taken: list[tuple[float, float]] = []
+    init, add = Matches.__init__, SnapshotPool.add
+
+    def spy_init(matches: Matches, *args: Any) -> None:
+        made.append(matches)
+        init(matches, *args)
+
+    def spy_add(pool: SnapshotPool, weights: Any, step: int, rating: float) -> Any:
+        if made:
+            (behavior,) = (behavior for behavior, other in made[0].pools.items() if other is pool)
+            taken.append((rating, made[0].rating_of(behavior)))
+        return add(pool, weights, step, rating)
+
+    monkeypatch.setattr(Matches, "__init__", spy_init)
+    monkeypatch.setattr(SnapshotPool, "add", spy_add)
+    train_selfplay(selfplay, env_id="pursuit", team_change=1024, save_steps=256, total_timesteps=2048)
+    assert len(taken) > 8
+    assert all(rating == learners for rating, learners in taken)
+    assert len({rating for rating, _ in taken} - {1200.0}) > 4
+
+
+REWARDED = """
+import toy_games
+
+def parallel_env(**kwargs):
+    ends = {"red_0": {"reward": 3.0}, "blue_0": {}}
+    plan = [{"red_0": {"reward": 1.0}}, {"red_0": {"reward": 2.0}}, ends]
+    return toy_games.parallel_env(plan=plan, **kwargs)
+"""
+
+
+def test_discounted_returns_begin_anew_with_each_game(train_selfplay: Train, tmp_path: Path) -> None:
+    """Rewards 1, 2, 3 and gamma 1/2: PPO scales by the spread of 1, 2.5 and 4.25, wherever a rollout is cut."""
+    (tmp_path / "rewarded.py").write_text(REWARDED)
+    flags = {"env_id": "rewarded", "num_games": 2, "num_steps": 4, "total_timesteps": 24, "num_minibatches": 2}
+    folder = train_selfplay(ppo_selfplay, **flags, gamma=0.5)
+    agent, returns = load(folder)["agents"]["red"], [1.0, 2.5, 4.25]
+    assert agent["return_rms.count"] == 24
+    assert agent["return_rms.mean"].item() == pytest.approx(np.mean(returns))
+    assert agent["return_rms.var"].item() == pytest.approx(np.var(returns))
+
+
+def test_no_update_without_a_transition_that_may_be_drawn(train_selfplay: Train, tmp_path: Path) -> None:
+    """All transitions are of opponents that have left the pool, and the learner has left its game for a while."""
+    quitter = QUITTER.replace("toy_games.parallel_env(", "toy_games.parallel_env(NAMES, ").replace("red_0", "player_0")
+    names = "NAMES = {f'player_{i}': spaces for i, spaces in enumerate(toy_games.DUEL.values())}"
+    (tmp_path / "leaver.py").write_text(quitter.replace("import toy_games", f"import toy_games\n{names}"))
+    flags = {"num_games": 1, "total_timesteps": 400, "save_steps": 1, "window": 1, "replay_opponents": "window"}
+    flags |= {"learner_side": "player_0", "learning_starts": 4, "updates_per_step": 1.0}
+    folder = train_selfplay(sac_selfplay, env_id="leaver", **flags)
+    assert all(value.isfinite().all() for value in all_weights(folder).values())
+
+
 def test_learner_side(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """The learner takes both sides in turn, or the one that it was given."""
     sides: set[int] = set()
@@ -625,7 +609,7 @@ def test_turns(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.
     reset = Pursuit.reset
 
     def spy_reset(env: Pursuit, seed: int) -> list[np.ndarray]:
-        resets.append(seed)
+        resets.extend([seed] if seed else [])  # with 0 every game is tried once, when it is made
         return reset(env, seed)
 
     monkeypatch.setattr(Matches, "give_turn", spy)
@@ -634,7 +618,7 @@ def test_turns(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.
     assert [behavior for behavior, _ in turns] == ["pursuers", "evader", "pursuers", "evader"]
     # Pursuers: 256 game steps against one evader; the evader: 512 game steps against two pursuers.
     assert [steps for _, steps in turns] == [0, 256, 256 + 1024, 256 + 1024 + 256]
-    assert resets[:4] == [selfplay.seed_streams(1, step) for step in (0, 256, 768, 1024)]  # all games begin anew
+    assert resets[:4] == [seed_streams(1, step) for step in (0, 256, 768, 1024)]  # all games begin anew
     assert resets[4] == 1_000_001  # an evaluation's
     steps = {behavior: [s["step"] for s in pool] for behavior, pool in load(folder)["snapshots"].items()}
     assert steps == {"pursuers": [0, 512, 1024], "evader": [0, 640]}  # that of 512 is nearly as new as the last
@@ -647,7 +631,7 @@ def test_updates_per_step(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
     acted: list[int] = []
 
     def spy_update(*args: Any) -> Any:
-        counts.append(args[-1])
+        counts.append(args[4])
         return update(*args)
 
     def spy_act(agent: Any, obs: np.ndarray, masks: np.ndarray, noise: Any = 0.0) -> np.ndarray:
@@ -672,7 +656,7 @@ def test_old_opponents_are_left_out_of_the_minibatches(train_selfplay: Train, mo
     def spy(buffer: sac_selfplay.ReplayBuffer, before: int) -> None:
         rules.append((before, buffer.total))
         leave_out(buffer, before)
-        kept = buffer.opponents[buffer.eligible.numpy() % len(buffer.data)]
+        kept = buffer.opponents[buffer.find_eligible() % len(buffer.data)]
         assert (kept >= before).all()
 
     monkeypatch.setattr(sac_selfplay.ReplayBuffer, "leave_out", spy)
@@ -687,6 +671,7 @@ def test_old_opponents_are_left_out_of_the_minibatches(train_selfplay: Train, mo
 # --- learning ---
 
 
+@pytest.mark.slow
 def test_ppo_learns_sumo(train_selfplay: Train) -> None:
     """The defaults, for six hundred thousand steps: it never loses to the random player, and beats charge or centre.
 
@@ -733,13 +718,14 @@ class MatrixGame:
         """Nothing is open."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "stake"), [(1, 1.0), (2, 1.0), (1, 2.0), (2, 2.0)])
 def test_average_policy_is_the_equilibrium(
     seed: int, stake: float, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A game that no fixed policy wins: policies chase each other, and their average over the pool comes to rest.
 
-    That is at one third each, or for a stake of 2 at (1/4, 1/2, 1/4), where no policy starts: either makes all gains zero.
+    At one third each, or for a stake of 2 at (1/4, 1/2, 1/4), where no policy starts: either makes all gains zero.
     """
     monkeypatch.setattr(ppo_selfplay, "make_team_env", lambda env_id, num_games, *_: MatrixGame(num_games, stake))
     pool = {"play_against_latest_model_ratio": 0.5, "save_steps": 256, "window": 200, "total_timesteps": 120 * 256}
@@ -753,7 +739,7 @@ def test_average_policy_is_the_equilibrium(
         "ent_coef": 0.2,
     }
     folder = train_selfplay(ppo_selfplay, seed=seed, **pool, **plain, **step)
-    agents, pools, _ = ppo_selfplay.load_model(folder, "evaluate")
+    agents, pools, _ = ppo_selfplay.load_run(folder, "evaluate")
     policies = []
     for snapshot in pools["player"].snapshots:
         agents["player"].load_state_dict(dict(snapshot.weights), strict=False)

@@ -14,11 +14,11 @@ SHORT: Plan = [{}, {"red_0": {"reward": 1.0, "end": "termination"}, "blue_0": {"
 
 
 class Planned(ParallelEnv):
-    """Agents of any spaces; `plan` says for each step what befalls which agents, and its last step ends the game for the rest.
+    """Agents of any spaces. `plan` has for each step what happens to which agents; its last step ends the game.
 
-    An agent's share of a step may have a `reward`, an `end` ("termination", "truncation", or "vanishing" without a word) and an
-    `info`. Box observations are [game, step, number of the agent, a random number], as far as the space goes; others are 1.
-    If it `lingers`, who has left is reported on until the game's end, as sloppy games do.
+    An agent's entry of a step may have a `reward`, an `end` ("termination", "truncation", or "vanishing": the agent is
+    no longer reported) and an `info`. Box observations are [game, step, number of the agent, a random number], cut to
+    the space; others are 1. If the game `lingers`, agents that have left are reported until its end.
     """
 
     metadata = {"render_modes": ["rgb_array"], "name": "planned"}

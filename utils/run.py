@@ -127,23 +127,33 @@ def parse_args(cls: type[ArgsT], argv: Sequence[str] | None = None) -> ArgsT:
     return args
 
 
-def read_args(cls: type, folder: Path, flag: str) -> dict[str, Any]:
-    """Reads the arguments in a run folder's args.json, and checks their names and types."""
+def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) -> dict[str, Any]:
+    """Reads the arguments in a run folder's args.json, and checks their names and types, and their limits if given."""
     takes = f"--{flag} takes a run folder with the args.json of this script, and {folder} has none"
     try:
         saved = json.loads((folder / "args.json").read_text())
         script, own = saved.pop("script", None), script_of(cls).name
         if script not in (None, own):
             fail(f"--{flag} takes a run of {own}, and {folder} is a run of {script}")
-        cls(**saved)
+        args = cls(**saved)
         for name, hint in get_type_hints(cls).items():
             if hint is not Path | None:
                 typeguard.check_type(saved[name], hint)
+        check_limits(args, limits or {})
     except typeguard.TypeCheckError as error:
         fail(f"{takes} ({name}: {one_line(error)})")
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         fail(f"{takes} ({one_line(error)})")
     return saved
+
+
+def check_limits(args: Any, limits: Limits) -> None:
+    """Raises ValueError, a sentence that names the flag, if a number is out of its limits."""
+    for names, (low, high) in limits.items():
+        for name in names.split():
+            value = getattr(args, name)
+            if value is not None and not low <= value <= high:  # NaN fails this, too
+                raise ValueError(f"{flag_of(name)} takes a number from {low:g} to {high:g}, not {value}")
 
 
 def prepare(args: Any, limits: Limits) -> None:
@@ -152,11 +162,10 @@ def prepare(args: Any, limits: Limits) -> None:
     The keys of `limits` are names of arguments, separated by spaces. Checks the packages and accounts that flags need,
     too. Called before environments are made: their processes inherit the signal handlers, and so outlive a Ctrl-C.
     """
-    for names, (low, high) in limits.items():
-        for name in names.split():
-            value = getattr(args, name)
-            if value is not None and not low <= value <= high:  # NaN fails this, too
-                fail(f"{flag_of(name)} takes a number from {low:g} to {high:g}, not {value}")
+    try:
+        check_limits(args, limits)
+    except ValueError as error:
+        fail(str(error))
     for flag, package in PACKAGES.items():
         if getattr(args, flag, False) and find_spec(package) is None:
             fail(f"{flag_of(flag)} needs the package {package}: pip install {package}")
