@@ -16,7 +16,7 @@ def test_counts_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     main("ppo_continuous", *flags.split())
     (line,) = re.findall(r"^\d+ checkpoints, .*$", capsys.readouterr().out, re.MULTILINE)
     (folder,) = (tmp_path / "runs").iterdir()
-    assert line.startswith("7 checkpoints, ")
+    assert line.startswith("8 checkpoints, ")  # at the start, five on the way, before and after the final evaluation
     size = sum((folder / name).stat().st_size for name in ("checkpoint.pt", "checkpoint.previous.pt"))
     assert line.endswith(f"; {size / 1e6:.1f} MB on disk")
     seconds, share, total = map(float, re.findall(r"([\d.]+) s in all, ([\d.]+)% of ([\d]+) s", line)[0])
