@@ -19,8 +19,8 @@ The defaults change the recipe of the reference, CleanRL's `ppo_continuous_actio
 - Both of Adam's decays are 0.99 (Dohare et al. 2023). An iteration stops when its KL divergence exceeds 0.03.
 - Observations are divided by the square root of their variance plus 0.01.
 What each change is worth: `docs/ppo.md`. Further deviations:
-- A truncation cuts the advantage trace and bootstraps from the final observation; the reference treats a time limit as a
-  termination.
+- A truncation cuts the advantage trace and bootstraps from the final observation; the reference treats a time limit as
+  a termination.
 - One estimate of the observations' mean and variance over all environments, and one of the returns' variance. They are
   updated after a rollout, saved with the model, and frozen in evaluation.
 - The policy acts in [-1, 1], and actions are rescaled to the bounds of the task.
@@ -53,7 +53,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 HAS_UTILS = (Path(__file__).parent / "utils" / "run.py").exists()
 if TYPE_CHECKING or HAS_UTILS:  # otherwise the stand-in at the end of this file is used
-    from utils.run import Run, TaskEnv, TaskEnvs, describe, fail, load_model, parse_args, prepare
+    from utils.run import Run, TaskEnv, TaskEnvs, describe, fail, load_model, parse_args, parse_json, prepare
 
 # === Arguments ========================================================================================================
 
@@ -82,6 +82,7 @@ class Args:
 
     # --- environment ---
     env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
+    env_kwargs: str = "{}"  # arguments of the task in JSON, such as {"ctrl_cost_weight": 0.2}
     num_envs: int = 16  # parallel environments
     vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
     stagger: bool = True  # cut the environments' first episodes at different steps, so that time limits do not coincide
@@ -132,6 +133,16 @@ LIMITS = {
     "seed": (0, 2**31),
 }
 
+
+def check_args(args: Args) -> None:
+    """Checks what limits cannot express; exits with one sentence."""
+    if args.log_std_init < args.log_std_min:
+        fail(f"--log-std-init takes a number from --log-std-min, {args.log_std_min:g}, to 2, not {args.log_std_init:g}")
+    if args.batch_size % args.num_minibatches != 0 or args.minibatch_size < 2:
+        rule = f"a divisor of num_envs * num_steps = {args.batch_size} that leaves a minibatch two transitions or more"
+        fail(f"--num-minibatches takes {rule}, not {args.num_minibatches}")
+
+
 # === Environments =====================================================================================================
 
 
@@ -155,10 +166,10 @@ class Stagger(gym.Wrapper):
 
 
 def make_env(
-    env_id: str, index: int, num_staggered: int, video_folder: Path | None = None, video_name: str = ""
+    env_id: str, kwargs: dict[str, Any], index: int, video_folder: Path | None, video_name: str, num_staggered: int
 ) -> gym.Env:
     """One environment with flat observations; its first episode is recorded if there is a folder for the video."""
-    env = gym.make(env_id) if video_folder is None else gym.make(env_id, render_mode="rgb_array")
+    env = gym.make(env_id, **kwargs | ({} if video_folder is None else {"render_mode": "rgb_array"}))
     if video_folder is not None:
         warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
         env = gym.wrappers.RecordVideo(env, str(video_folder), lambda episode: episode == 0, name_prefix=video_name)
@@ -188,17 +199,16 @@ class LeanVectorEnv(SyncVectorEnv):
 
 def make_envs(args: Args, num_envs: int, video_folder: Path | None = None, video_name: str = "") -> VectorEnv:
     """`num_envs` environments stepped together; exits with one sentence if the task is not one for this script."""
-    staggered, fn = args.stagger * num_envs, partial(make_env, args.env_id)
-    env_fns = [partial(fn, i, staggered, None if i else video_folder, video_name) for i in range(num_envs)]
-    try:
-        if args.vectorization == "native":
-            envs = gym.make_vec(args.env_id, num_envs, vectorization_mode="vector_entry_point")
-        else:
-            vector_class = {"sync": LeanVectorEnv, "async": AsyncVectorEnv}[args.vectorization]
-            envs = vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
-    except (Exception, SystemExit) as error:  # raised by Gymnasium or by the task's own code
-        fail(f"--env-id {args.env_id} cannot be made: {type(error).__name__}: {' '.join(str(error).split())}")
-    return TaskEnvs(envs, args.env_id)
+    staggered, kwargs = args.stagger * num_envs, parse_json("env-kwargs", args.env_kwargs)
+    env_fns = [
+        partial(make_env, args.env_id, kwargs, i, None if i else video_folder, video_name, staggered)
+        for i in range(num_envs)
+    ]
+    vector_class = {"sync": LeanVectorEnv, "async": AsyncVectorEnv}.get(args.vectorization)
+    make: Callable[[], VectorEnv] = partial(gym.make_vec, args.env_id, num_envs, "vector_entry_point", **kwargs)
+    if vector_class is not None:
+        make = partial(vector_class, env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+    return TaskEnvs(make, args.env_id)
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -316,6 +326,7 @@ class Agent(nn.Module):
         obs_mean, obs_std, std, *parameters = (x.detach().cpu().numpy() for x in tensors)
 
         def act(obs: np.ndarray, noise: np.ndarray | float = 0.0) -> np.ndarray:
+            obs = obs.astype(np.float32)  # as the update has them
             x = ((obs - obs_mean) / obs_std).clip(-10.0, 10.0) if self.norm_obs else obs
             x = x.astype(np.float32)
             for i in range(0, len(parameters), 2):
@@ -354,7 +365,7 @@ def compute_gae(
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a minibatch
+Batch = tuple[Tensor, ...]  # the columns of a batch or a minibatch
 
 
 def normal_log_prob(actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
@@ -463,6 +474,52 @@ def update(
     return metrics
 
 
+class Rollout:
+    """Arrays (num_steps, num_envs, ...) of one rollout."""
+
+    def __init__(self, num_steps: int, num_envs: int, obs_dim: int, action_dim: int) -> None:
+        shape = (num_steps, num_envs)
+        self.obs, self.final_obs = np.zeros((2, *shape, obs_dim), dtype=np.float32)
+        self.actions = np.zeros((*shape, action_dim), dtype=np.float32)
+        self.rewards, self.discounted_returns = np.zeros((2, *shape), dtype=np.float32)
+        self.terminations, self.dones = np.zeros((2, *shape), dtype=bool)
+
+
+@torch.no_grad()
+def make_batch(agent: Agent, rollout: Rollout, args: Args, device: torch.device) -> Batch:
+    """What the update learns from: obs, actions, log-probabilities, advantages, returns and values (batch_size, ...).
+
+    The log-probabilities are those of the policy that acted. Then the statistics see the rollout, and values follow.
+    """
+    to_device = partial(torch.as_tensor, device=device)
+    raw_obs, actions = to_device(rollout.obs), to_device(rollout.actions)
+    log_prob = normal_log_prob(actions, *agent.actor(agent.normalize(raw_obs)))
+    agent.obs_rms.update(raw_obs.flatten(0, 1))
+    agent.return_rms.update(to_device(rollout.discounted_returns).flatten())
+    obs = agent.normalize(raw_obs)
+    values = agent.critic(obs).squeeze(-1).cpu()  # the short loop of `compute_gae` is faster on the CPU
+    next_values = agent.critic(agent.normalize(to_device(rollout.final_obs))).squeeze(-1).cpu()
+    rewards = agent.scale_reward(to_device(rollout.rewards)).cpu()
+    ends = torch.as_tensor(rollout.terminations).float(), torch.as_tensor(rollout.dones).float()
+    advantages = compute_gae(rewards, values, next_values, *ends, args.gamma, args.gae_lambda)
+    columns = obs, actions, log_prob, advantages, advantages + values, values  # (num_steps, num_envs, ...)
+    return tuple(x.to(device).flatten(0, 1) for x in columns)
+
+
+def update_epochs(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient: Gradient) -> dict[str, float]:
+    """--update-epochs passes over a rollout in shuffled minibatches; returns means over all minibatches."""
+    metrics: list[Metrics] = []
+    for _ in range(args.update_epochs):
+        permutation = torch.randperm(len(batch[0]), device=batch[0].device)
+        minibatches = zip(*(x[permutation].tensor_split(args.num_minibatches) for x in batch), strict=True)
+        epoch_metrics = [update(agent, optimizer, minibatch, args, gradient) for minibatch in minibatches]
+        metrics += epoch_metrics
+        approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
+        if args.target_kl is not None and approx_kl > args.target_kl:
+            break
+    return {name: torch.stack([m[name] for m in metrics]).mean().item() for name in metrics[0]}
+
+
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
@@ -522,11 +579,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
 def main(args: Args) -> None:
     """Trains, or evaluates a trained model with --evaluate."""
     prepare(args, LIMITS)
-    if args.log_std_init < args.log_std_min:
-        fail(f"--log-std-init takes a number from --log-std-min, {args.log_std_min:g}, to 2, not {args.log_std_init:g}")
-    if args.batch_size % args.num_minibatches != 0 or args.minibatch_size < 2:
-        rule = f"a divisor of num_envs * num_steps = {args.batch_size} that leaves a minibatch two transitions or more"
-        fail(f"--num-minibatches takes {rule}, not {args.num_minibatches}")
+    check_args(args)
     if args.evaluate is not None:
         agent = Agent(make_envs(args, 1), args)
         load_model(args.evaluate, {"agent": agent})
@@ -546,11 +599,7 @@ def main(args: Args) -> None:
     total_steps = -(-args.total_timesteps // args.batch_size) * args.batch_size
     agent = Agent(envs, args).to(device)
     optimizer = Adam(agent.parameters(), args.learning_rate, args.adam_beta1, args.adam_beta2, 1e-5)
-    shape = (args.num_steps, args.num_envs)
-    observations, final_observations = np.zeros((2, *shape, obs_dim), dtype=np.float32)
-    actions, truncations = np.zeros((*shape, action_dim), dtype=np.float32), np.zeros(shape, dtype=bool)
-    rewards, discounted_returns = np.zeros((2, *shape), dtype=np.float32)
-    terminations, dones = np.zeros((2, *shape), dtype=bool)
+    rollout = Rollout(args.num_steps, args.num_envs, obs_dim, action_dim)
 
     parts: dict[str, Any] = {"model": {"agent": agent}, "rest": {"optimizer": optimizer}}
     with Run(args, envs, total_steps, stride=args.batch_size, **parts) as run:
@@ -568,56 +617,36 @@ def main(args: Args) -> None:
             if args.anneal_lr:
                 optimizer.lr = args.learning_rate * (1.0 - global_step / total_steps)
 
-            act, noise = agent.policy(), torch.randn(actions.shape, device=device).cpu().numpy()
+            act, noise = agent.policy(), torch.randn(rollout.actions.shape, device=device).cpu().numpy()
             finished_returns, finished_lengths = [], []
             for t in range(args.num_steps):
                 # act and step
-                observations[t] = obs
-                actions[t] = act(obs, noise[t])
-                obs, final_observations[t], rewards[t], terminations[t], truncations[t] = step_envs(envs, actions[t])
-                dones[t] = terminations[t] | truncations[t]
+                rollout.obs[t], rollout.actions[t] = obs, act(obs, noise[t])
+                obs, final_obs, rewards, terminations, truncations = step_envs(envs, rollout.actions[t])
+                dones = terminations | truncations
+
+                # store
+                rollout.final_obs[t], rollout.rewards[t] = final_obs, rewards
+                rollout.terminations[t], rollout.dones[t] = terminations, dones
+                discounted_return = args.gamma * discounted_return + rollout.rewards[t]
+                rollout.discounted_returns[t] = discounted_return
 
                 # record
-                discounted_returns[t] = discounted_return = args.gamma * discounted_return + rewards[t]
-                episode_return += rewards[t]
+                episode_return += rollout.rewards[t]
                 episode_length += 1
-                if dones[t].any():
-                    finished_returns.extend(episode_return[dones[t] & is_whole])
-                    finished_lengths.extend(episode_length[dones[t] & is_whole])
-                    is_whole |= dones[t]
-                    discounted_return[dones[t]] = episode_return[dones[t]] = episode_length[dones[t]] = 0.0
-            run.check(observation=np.concatenate([observations, final_observations], axis=-1), reward=rewards)
+                if dones.any():
+                    finished_returns.extend(episode_return[dones & is_whole])
+                    finished_lengths.extend(episode_length[dones & is_whole])
+                    is_whole |= dones
+                    discounted_return[dones] = episode_return[dones] = episode_length[dones] = 0.0
+            run.check(observation=np.concatenate([rollout.obs, rollout.final_obs], axis=-1), reward=rollout.rewards)
             global_step += args.batch_size
 
-            # store: log-probabilities as the policy acted; then the statistics see the rollout; then values
-            to_device = partial(torch.as_tensor, device=device)
-            with torch.no_grad():
-                raw_obs, b_actions = to_device(observations), to_device(actions)
-                log_prob = normal_log_prob(b_actions, *agent.actor(agent.normalize(raw_obs)))
-                agent.obs_rms.update(raw_obs.flatten(0, 1))
-                agent.return_rms.update(to_device(discounted_returns).flatten())
-                b_obs = agent.normalize(raw_obs)
-                values = agent.critic(b_obs).squeeze(-1).cpu()
-                next_values = agent.critic(agent.normalize(to_device(final_observations))).squeeze(-1).cpu()
-                scaled_rewards = agent.scale_reward(to_device(rewards)).cpu()
-            ends = torch.as_tensor(terminations).float(), torch.as_tensor(dones).float()
-            advantages = compute_gae(scaled_rewards, values, next_values, *ends, args.gamma, args.gae_lambda)
-            rollout = b_obs, b_actions, log_prob, advantages, advantages + values, values  # (num_steps, num_envs, ...)
-            batch = [x.to(device).flatten(0, 1) for x in rollout]  # (batch_size, ...)
-
             # update
-            update_metrics: list[Metrics] = []
-            for _ in range(args.update_epochs):
-                permutation = torch.randperm(args.batch_size, device=device)
-                minibatches = zip(*(x[permutation].tensor_split(args.num_minibatches) for x in batch), strict=True)
-                epoch_metrics = [update(agent, optimizer, minibatch, args, gradient) for minibatch in minibatches]
-                update_metrics += epoch_metrics
-                approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
-                if args.target_kl is not None and approx_kl > args.target_kl:
-                    break
+            batch = make_batch(agent, rollout, args, device)
+            metrics = update_epochs(agent, optimizer, batch, args, gradient)
 
             # log and evaluate
-            metrics = {name: torch.stack([m[name] for m in update_metrics]).mean().item() for name in update_metrics[0]}
             run.check(**metrics)
             b_returns, b_values = batch[-2:]
             metrics["losses/explained_variance"] = 1.0 - ((b_returns - b_values).var() / b_returns.var()).item()
@@ -636,46 +665,40 @@ def main(args: Args) -> None:
 if not TYPE_CHECKING and not HAS_UTILS:
 
     def TaskEnv(env: gym.Env, index: int) -> gym.Env:
-        """The environment as it is."""
         return env
 
-    def TaskEnvs(envs: VectorEnv, env_id: str) -> VectorEnv:
-        """The environments as they are."""
-        return envs
+    def TaskEnvs(make: Callable[[], VectorEnv], env_id: str) -> VectorEnv:
+        return make()
 
     def fail(message: str) -> NoReturn:
-        """Ends the program with one sentence."""
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(2)
 
+    def parse_json(flag: str, text: str) -> dict[str, Any]:
+        return json.loads(text)
+
     def parse_args(cls: type[Args]) -> Args:
-        """Parses the command line; with --evaluate the run's own arguments are the defaults."""
         args = tyro.cli(cls)
-        if args.evaluate is not None:
-            saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
-            saved.pop("script", None)
-            args = tyro.cli(cls, default=cls(**saved))
-        return args
+        if args.evaluate is None:
+            return args
+        saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
+        return tyro.cli(cls, default=cls(**saved))
 
     def prepare(args: Args, limits: Mapping[str, tuple[float, float]]) -> None:
-        """Checks the arguments."""
         for flag in ("resume", "track", "upload_model"):
             if getattr(args, flag):
                 fail(f"--{flag.replace('_', '-')} takes utils/run.py beside {Path(__file__).name}")
-        for names, (low, high) in limits.items():
-            for name in names.split():
-                if getattr(args, name) is not None and not low <= getattr(args, name) <= high:
-                    fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:g}")
+        for name, (low, high) in ((name, limit) for names, limit in limits.items() for name in names.split()):
+            if getattr(args, name) is not None and not low <= getattr(args, name) <= high:
+                fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:g}")
 
     def load_model(folder: Path, parts: Mapping[str, nn.Module]) -> None:
-        """Loads the parts of a run's model.pt."""
         state = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(state[name])
 
     def describe(metrics: Mapping[str, float]) -> str:
-        """An evaluation in one line."""
-        return "evaluation: " + ", ".join(f"{name} {value:.2f}" for name, value in metrics.items())
+        return "evaluation: " + ", ".join(f"{name.removeprefix('eval/')} {x:.2f}" for name, x in metrics.items())
 
     class Run:
         """The loop and the curves of a run, without checkpoints; the model is saved at the end, whatever ends it."""

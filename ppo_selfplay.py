@@ -28,6 +28,7 @@ import math
 import random
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -41,10 +42,10 @@ from torch import Tensor
 
 from utils.cross_play import scripted_players
 from utils.evaluation import evaluate_run, log_table, score_policies, snapshot_table
-from utils.matches import Matches, swap_steps_of
-from utils.run import Run, fail, load_model, parse_args, parse_json, prepare, read_args, warn
+from utils.matches import Matches, turn_ends
+from utils.run import Run, fail, load_model, parse_args, parse_json, prepare, read_args
 from utils.snapshot_pool import SnapshotPool
-from utils.team_env import Team, TeamEnv, legal_actions, make_team_env
+from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_team_env
 
 # === Arguments ========================================================================================================
 
@@ -63,6 +64,8 @@ class Args:
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
     capture_video: bool = False  # record a game of the final policy against its best scripted opponent into videos/
     save_model: bool = True  # write model.pt with the last snapshots into the run folder at the end
+    upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
+    hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 500_000  # game steps between evaluations against the scripted players; 0: only at the end
     eval_games: int = 100  # games against each scripted player in an evaluation, half of them on either side
     cross_play_games: int = 64  # games of each pair in the table of all against all at the end; 0: no table
@@ -87,7 +90,7 @@ class Args:
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: strong ones more often
     swap_steps: int = 0  # ghost steps over all games between new opponents of a game; 0: new ones each game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn of team_change
-    team_change: int = 500_000  # learner steps of a turn; then the next role learns (asymmetric games)
+    team_change: int | None = None  # learner steps of a turn, then the next role learns; default: ten turns each
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
     initial_elo: float = 1200.0  # initial rating
     elo_k: float = 16.0  # largest change of a rating in one game
@@ -138,6 +141,18 @@ LIMITS = {
     "log_std_init": (-20, 2),
     "seed": (0, 2**31),
 }
+
+
+def check_args(args: Args) -> None:
+    """Checks what limits cannot express; exits with one sentence."""
+    if args.batch_size % args.num_minibatches != 0 or args.minibatch_size < 2:
+        rule = f"a divisor of num_games * num_steps = {args.batch_size} that leaves two steps or more to a minibatch"
+        fail(f"--num-minibatches takes {rule}, not {args.num_minibatches}")
+    if args.against is not None and args.evaluate is None:
+        fail("--against takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
+    if args.swap_steps and args.swaps_per_turn is not None:
+        fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
+
 
 # === Environments =====================================================================================================
 
@@ -362,7 +377,7 @@ def compute_gae(
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a minibatch
+Batch = tuple[Tensor, ...]  # the columns of a batch or a minibatch
 
 
 def compute_policy_loss(
@@ -463,6 +478,57 @@ def update(
     return metrics
 
 
+class Rollout:
+    """Arrays (num_steps, rows, ...) of one rollout, with a row for each of the learner's agents in each game."""
+
+    def __init__(self, num_steps: int, num_rows: int, team: Team) -> None:
+        shape = (num_steps, num_rows)
+        self.obs, self.final_obs = np.zeros((2, *shape, team.obs_dim), dtype=np.float32)
+        self.actions = np.zeros((*shape, team.action_dim), dtype=np.int64 if team.branches else np.float32)
+        self.masks = np.zeros((*shape, sum(team.branches)), dtype=bool)
+        self.rewards, self.discounted_returns = np.zeros((2, *shape), dtype=np.float32)
+        self.terminations, self.dones, self.valid = np.zeros((3, *shape), dtype=bool)
+
+
+@torch.no_grad()
+def make_batch(agent: Agent, rollout: Rollout, args: Args, device: torch.device) -> Batch:
+    """What the update learns from: obs, masks, actions, log-probabilities, advantages, returns, values (n, ...).
+
+    The log-probabilities are those of the policy that acted. Then the statistics see the rollout, and values follow.
+    Rows of agents that had left their game are not in the batch.
+    """
+    to_device = partial(torch.as_tensor, device=device)
+    raw_obs, actions = to_device(rollout.obs), to_device(rollout.actions)
+    masks, valid = to_device(rollout.masks), to_device(rollout.valid)
+    log_prob = agent.actor.log_prob(agent(raw_obs), masks, actions)
+    if valid.any():
+        agent.obs_rms.update(raw_obs[valid])
+        agent.return_rms.update(to_device(rollout.discounted_returns)[valid])
+    obs = agent.normalize(raw_obs)
+    values = agent.critic(obs).squeeze(-1).cpu()  # the short loop of `compute_gae` is faster on the CPU
+    next_values = agent.critic(agent.normalize(to_device(rollout.final_obs))).squeeze(-1).cpu()
+    rewards = agent.scale_reward(to_device(rollout.rewards)).cpu()
+    ends = torch.as_tensor(rollout.terminations).float(), torch.as_tensor(rollout.dones).float()
+    advantages = compute_gae(rewards, values, next_values, *ends, args.gamma, args.gae_lambda)
+    columns = obs, masks, actions, log_prob, advantages, advantages + values, values  # (num_steps, num_rows, ...)
+    return tuple(x.to(device)[valid] for x in columns)
+
+
+def update_epochs(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient: Gradient) -> dict[str, float]:
+    """--update-epochs passes over a rollout in shuffled minibatches; returns means over all minibatches."""
+    metrics: list[Metrics] = []
+    num_minibatches = min(args.num_minibatches, len(batch[0]) // 2)  # fewer where agents have left their games
+    for _ in range(args.update_epochs if num_minibatches else 0):
+        permutation = torch.randperm(len(batch[0]), device=batch[0].device)
+        minibatches = zip(*(x[permutation].tensor_split(num_minibatches) for x in batch), strict=True)
+        epoch_metrics = [update(agent, optimizer, minibatch, args, gradient) for minibatch in minibatches]
+        metrics += epoch_metrics
+        approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
+        if args.target_kl is not None and approx_kl > args.target_kl:
+            break
+    return {name: torch.stack([m[name] for m in metrics]).mean().item() for name in (metrics or [{}])[0]}
+
+
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
@@ -520,19 +586,50 @@ def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Snaps
     return agents, pools, args
 
 
+# === Snapshots and turns ==============================================================================================
+
+
+def start_matches(args: Args, env: TeamEnv, agents: Mapping[str, Agent], change_at: list[int]) -> Matches:
+    """Games against the first snapshot of each behaviour, the initial policy."""
+    pools = make_pools(args, agents, np.random.default_rng(args.seed))
+    for behavior, pool in pools.items():
+        pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
+    turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
+    rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps
+    return Matches(env.teams, args.num_games, pools, *rules)
+
+
+def end_turn(
+    agent: Agent, pool: SnapshotPool, matches: Matches, learner_steps: int, next_learner: str, args: Args
+) -> bool:
+    """Takes a snapshot of the learner if one is due, then gives the turn to the next learner; says if it took one."""
+    age = learner_steps - pool.latest.step
+    takes_snapshot = age >= args.save_steps or (next_learner != matches.learner and age > 0)
+    if takes_snapshot:
+        pool.add(agent.acting_weights(), learner_steps, matches.rating)
+    if next_learner != matches.learner:
+        matches.give_turn(next_learner)
+    return takes_snapshot
+
+
+def add_final_snapshots(
+    agents: Mapping[str, Agent], matches: Matches, learner_steps: Mapping[str, int], args: Args
+) -> None:
+    """Makes the last snapshot of each behaviour its final policy, in place of one that is nearly as new."""
+    for behavior, pool in matches.pools.items():
+        if learner_steps[behavior] > pool.latest.step:
+            if pool.latest.step > max(0, learner_steps[behavior] - args.save_steps / 2):
+                pool.snapshots.pop()
+            pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
+
+
 # === Main =============================================================================================================
 
 
 def main(args: Args) -> None:
     """Trains, or evaluates a trained model with --evaluate."""
     prepare(args, LIMITS)
-    if args.batch_size % args.num_minibatches != 0 or args.minibatch_size < 2:
-        rule = f"a divisor of num_games * num_steps = {args.batch_size} that leaves two steps or more to a minibatch"
-        fail(f"--num-minibatches takes {rule}, not {args.num_minibatches}")
-    if args.against is not None and args.evaluate is None:
-        fail("--against takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
-    if args.swap_steps and args.swaps_per_turn is not None:
-        fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
+    check_args(args)
     if args.evaluate is not None:
         evaluate_run(args, make_env, load_run)
         return
@@ -548,6 +645,7 @@ def main(args: Args) -> None:
     if args.capture_video:
         make_env(args, 1, render=True).close()  # a game that cannot be rendered is better known now than at the end
     env = make_env(args, args.num_games)
+    print(describe_teams(env))
     behaviors = list(dict.fromkeys(team.behavior for team in env.teams))
     total_steps = -(-args.total_timesteps // args.batch_size) * args.batch_size
     agents = {team.behavior: Agent(team, args).to(device) for team in env.teams}
@@ -555,24 +653,16 @@ def main(args: Args) -> None:
     optimizers = {behavior: Adam(agent.parameters(), *hyperparameters) for behavior, agent in agents.items()}
 
     # --- pools and ratings ---
-    pools = make_pools(args, agents, np.random.default_rng(args.seed))
-    for behavior, pool in pools.items():
-        pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
-    swap_steps = args.swap_steps
-    if args.swaps_per_turn is not None:
-        swap_steps = swap_steps_of(env.teams, args.team_change, args.swaps_per_turn)
-    matches = Matches(env.teams, args.num_games, pools, args.elo_k, swap_steps, args.learner_side)
-    run_steps = total_steps * len(env.teams[0].agents)
-    if len(behaviors) > 1 and args.team_change > run_steps:
-        turn, others = f"--team-change {args.team_change:,}", ", ".join(behaviors[1:])
-        warn(f"{turn} exceeds the run's {run_steps:,} learner steps, so {others} will not learn")
-    learner_steps, counters = dict.fromkeys(behaviors, 0), {"turn_started": 0}
+    change_at = turn_ends(env.teams, args.team_change, total_steps)
+    matches = start_matches(args, env, agents, change_at)
+    pools = matches.pools
+    learner_steps = dict.fromkeys(behaviors, 0)
 
     best_scripted = scripted_players(env)[-1].name
     parts: dict[str, Any] = {"evaluate_with": f"--against {best_scripted} --capture-video"}
     parts["model"] = model_of(agents, pools)
     parts["rest"] = {f"{behavior}_optimizer": optimizer for behavior, optimizer in optimizers.items()}
-    parts["rest"] |= {"matches": matches, "learner_steps": learner_steps, "counters": counters}
+    parts["rest"] |= {"matches": matches, "learner_steps": learner_steps}
     with Run(args, env, total_steps, stride=args.batch_size, **parts) as run:
         gradient: Gradient = compute_update_gradient
         for team in {team.behavior: team for team in env.teams}.values() if args.compile else ():
@@ -587,89 +677,62 @@ def main(args: Args) -> None:
             if seed is not None:  # at the start, after each checkpoint and each change of team
                 matches.begin_anew(seed)
                 obs, games_length = env.reset(seed), np.zeros(args.num_games)
+                run.check(global_step, observation=np.concatenate(obs, axis=None))
                 discounted_return = np.zeros(args.num_games * len(team.agents))
             if args.anneal_lr:
                 optimizer.lr = args.learning_rate * (1.0 - global_step / total_steps)
 
-            # storage: a row for each of the learner's agents in each game
-            shape = (args.num_steps, args.num_games * len(team.agents))
-            observations, final_observations = np.zeros((2, *shape, team.obs_dim), dtype=np.float32)
-            actions = np.zeros((*shape, team.action_dim), dtype=np.int64 if team.branches else np.float32)
-            masks = np.zeros((*shape, sum(team.branches)), dtype=bool)
-            rewards, discounted_returns = np.zeros((2, *shape), dtype=np.float32)
-            terminations, dones, valid = np.zeros((3, *shape), dtype=bool)
-
-            noise, finished_lengths = agent.noise(math.prod(shape)).unflatten(0, shape), []
+            rollout = Rollout(args.num_steps, args.num_games * len(team.agents), team)
+            noise = agent.noise(rollout.rewards.size).unflatten(0, rollout.rewards.shape)
+            finished_lengths = []
             for t in range(args.num_steps):
                 # act and step
-                observations[t], valid[t] = matches.of_learner(obs), matches.of_learner(env.alive)
-                masks[t] = matches.of_learner([legal_actions(env, i) for i in range(len(env.teams))])
-                actions[t] = agent.act(observations[t], masks[t], noise[t])
-                result = env.step(matches.all_actions(env, agents, obs, actions[t]))
-                final_observations[t], rewards[t] = map(matches.of_learner, (result.final_obs, result.rewards))
-                terminations[t], truncations = map(matches.of_learner, (result.terminations, result.truncations))
-                dones[t] = terminations[t] | truncations
+                masks = matches.of_learner([legal_actions(env, i) for i in range(len(env.teams))])
+                rollout.obs[t], rollout.masks[t] = matches.of_learner(obs), masks
+                rollout.valid[t] = matches.of_learner(env.alive)
+                rollout.actions[t] = agent.act(rollout.obs[t], masks, noise[t])
+                result = env.step(matches.all_actions(env, agents, obs, rollout.actions[t]))
                 obs = result.obs
+                all_obs = np.concatenate([*obs, *result.final_obs], axis=None)
+                all_rewards, step = np.concatenate(result.rewards, axis=None), global_step + (t + 1) * args.num_games
+                run.check(step, observation=all_obs, reward=all_rewards)
+
+                # store
+                rollout.final_obs[t] = matches.of_learner(result.final_obs)
+                rollout.rewards[t] = matches.of_learner(result.rewards)
+                rollout.terminations[t] = matches.of_learner(result.terminations)
+                rollout.dones[t] = rollout.terminations[t] | matches.of_learner(result.truncations)
+                discounted_return = args.gamma * discounted_return + rollout.rewards[t]
+                rollout.discounted_returns[t] = discounted_return
+                discounted_return[rollout.dones[t]] = 0.0
 
                 # record, rate, next opponents
-                discounted_returns[t] = discounted_return = args.gamma * discounted_return + rewards[t]
-                discounted_return[dones[t]] = 0.0
                 games_length += 1
                 for game in result.over.nonzero()[0]:
                     finished_lengths.append(games_length[game])
                     games_length[game] = 0.0
                     matches.finish(int(game), result.scores[game])
-            run.check(observation=np.concatenate([observations, final_observations], axis=-1), reward=rewards)
             global_step += args.batch_size
-            learner_steps[learner] += int(valid.sum())
-
-            # store: log-probabilities as the policy acted; then the statistics see the rollout; then values
-            to_device = partial(torch.as_tensor, device=device)
-            with torch.no_grad():
-                raw_obs, b_masks, b_actions, mask = map(to_device, (observations, masks, actions, valid))
-                log_prob = agent.actor.log_prob(agent(raw_obs), b_masks, b_actions)
-                if valid.any():
-                    agent.obs_rms.update(raw_obs[mask])
-                    agent.return_rms.update(to_device(discounted_returns)[mask])
-                b_obs = agent.normalize(raw_obs)
-                values = agent.critic(b_obs).squeeze(-1).cpu()
-                next_values = agent.critic(agent.normalize(to_device(final_observations))).squeeze(-1).cpu()
-                scaled_rewards = agent.scale_reward(to_device(rewards)).cpu()
-            ends = torch.as_tensor(terminations).float(), torch.as_tensor(dones).float()
-            advantages = compute_gae(scaled_rewards, values, next_values, *ends, args.gamma, args.gae_lambda)
-            rollout = b_obs, b_masks, b_actions, log_prob, advantages, advantages + values, values
-            batch = [x.to(device)[mask] for x in rollout]  # (batch_size, ...), without agents that have left
+            learner_steps[learner] += int(rollout.valid.sum())
 
             # update
-            update_metrics: list[Metrics] = []
-            num_minibatches = min(args.num_minibatches, len(batch[0]) // 2)
-            for _ in range(args.update_epochs if num_minibatches else 0):
-                permutation = torch.randperm(len(batch[0]), device=device)
-                minibatches = zip(*(x[permutation].tensor_split(num_minibatches) for x in batch), strict=True)
-                epoch_metrics = [update(agent, optimizer, minibatch, args, gradient) for minibatch in minibatches]
-                update_metrics += epoch_metrics
-                approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
-                if args.target_kl is not None and approx_kl > args.target_kl:
-                    break
+            batch = make_batch(agent, rollout, args, device)
+            metrics = update_epochs(agent, optimizer, batch, args, gradient)
 
             # snapshot, change team
-            is_turn_over = len(behaviors) > 1 and learner_steps[learner] - counters["turn_started"] >= args.team_change
-            age = learner_steps[learner] - pools[learner].latest.step
-            is_snapshot_due = age >= args.save_steps or (is_turn_over and age > 0)
-            if is_snapshot_due:
-                pools[learner].add(agent.acting_weights(), learner_steps[learner], matches.rating)
-            if is_turn_over:
-                matches.give_turn(behaviors[(behaviors.index(learner) + 1) % len(behaviors)])
-                counters["turn_started"] = learner_steps[matches.learner]
+            next_learner = behaviors[bisect_right(change_at, global_step) % len(behaviors)]
+            if global_step == total_steps:
+                next_learner = learner
+            end_turn(agent, pools[learner], matches, learner_steps[learner], next_learner, args)
+            if next_learner != learner:
                 run.begin_anew()
 
             # log and evaluate
-            metrics = matches.metrics()
-            if update_metrics:
-                metrics |= {n: torch.stack([m[n] for m in update_metrics]).mean().item() for n in update_metrics[0]}
-                run.check(**metrics)
+            run.check(**metrics)
+            if metrics:
                 b_returns, b_values = batch[-2:]
                 metrics["losses/explained_variance"] = 1.0 - ((b_returns - b_values).var() / b_returns.var()).item()
+            metrics |= matches.metrics()
             metrics |= {"charts/learning_rate": optimizer.lr, "charts/learner": float(behaviors.index(learner))}
             if finished_lengths:
                 metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
@@ -677,11 +740,7 @@ def main(args: Args) -> None:
             run.log(metrics, global_step)
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agents, args), global_step)
-        for behavior, pool in pools.items():  # the last snapshot is the final policy; it replaces a recent one
-            if learner_steps[behavior] > pool.latest.step:
-                if pool.latest.step > max(0, learner_steps[behavior] - args.save_steps / 2):
-                    pool.snapshots.pop()
-                pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
+        add_final_snapshots(agents, matches, learner_steps, args)
         run.log(evaluate(agents, args, run.folder if args.capture_video else None), total_steps)
         if args.cross_play_games:
             make_games, seed = partial(make_env, args), args.seed + 2_000_000

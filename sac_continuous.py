@@ -46,7 +46,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 HAS_UTILS = (Path(__file__).parent / "utils" / "run.py").exists()
 if TYPE_CHECKING or HAS_UTILS:  # otherwise the stand-in at the end of this file is used
-    from utils.run import Run, TaskEnv, TaskEnvs, describe, fail, load_model, parse_args, prepare
+    from utils.run import Run, TaskEnv, TaskEnvs, allocate, describe, fail, load_model, parse_args, parse_json, prepare
 
 # === Arguments ========================================================================================================
 
@@ -75,6 +75,7 @@ class Args:
 
     # --- environment ---
     env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
+    env_kwargs: str = "{}"  # arguments of the task in JSON, such as {"ctrl_cost_weight": 0.2}
     num_envs: int = 1  # parallel environments
     vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
 
@@ -111,12 +112,19 @@ LIMITS = {
     "seed": (0, 2**31),
 }
 
+
+def check_args(args: Args) -> None:
+    """Checks what limits cannot express; exits with one sentence."""
+    if args.buffer_size < args.num_envs:
+        fail(f"--buffer-size takes at least --num-envs, {args.num_envs}, not {args.buffer_size}")
+
+
 # === Environments =====================================================================================================
 
 
-def make_env(env_id: str, index: int, video_folder: Path | None = None, video_name: str = "") -> gym.Env:
+def make_env(env_id: str, kwargs: dict[str, Any], index: int, video_folder: Path | None, video_name: str) -> gym.Env:
     """One environment with flat observations; its first episode is recorded if there is a folder for the video."""
-    env = gym.make(env_id) if video_folder is None else gym.make(env_id, render_mode="rgb_array")
+    env = gym.make(env_id, **kwargs | ({} if video_folder is None else {"render_mode": "rgb_array"}))
     if video_folder is not None:
         warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
         env = gym.wrappers.RecordVideo(env, str(video_folder), lambda episode: episode == 0, name_prefix=video_name)
@@ -127,16 +135,15 @@ def make_env(env_id: str, index: int, video_folder: Path | None = None, video_na
 
 def make_envs(args: Args, num_envs: int, video_folder: Path | None = None, video_name: str = "") -> VectorEnv:
     """`num_envs` environments stepped together; exits with one sentence if the task is not one for this script."""
-    env_fns = [partial(make_env, args.env_id, i, None if i else video_folder, video_name) for i in range(num_envs)]
-    try:
-        if args.vectorization == "native":
-            envs = gym.make_vec(args.env_id, num_envs, vectorization_mode="vector_entry_point")
-        else:
-            vector_class = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[args.vectorization]
-            envs = vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
-    except (Exception, SystemExit) as error:  # raised by Gymnasium or by the task's own code
-        fail(f"--env-id {args.env_id} cannot be made: {type(error).__name__}: {' '.join(str(error).split())}")
-    return TaskEnvs(envs, args.env_id)
+    kwargs = parse_json("env-kwargs", args.env_kwargs)
+    env_fns = [
+        partial(make_env, args.env_id, kwargs, i, None if i else video_folder, video_name) for i in range(num_envs)
+    ]
+    vector_class = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}.get(args.vectorization)
+    make: Callable[[], VectorEnv] = partial(gym.make_vec, args.env_id, num_envs, "vector_entry_point", **kwargs)
+    if vector_class is not None:
+        make = partial(vector_class, env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+    return TaskEnvs(make, args.env_id)
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -290,7 +297,7 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int, obs_dim: int, action_dim: int, device: torch.device) -> None:
         self.widths = [obs_dim, action_dim, 1, obs_dim, 1]
-        self.data = torch.zeros((capacity, sum(self.widths)), device=device)
+        self.data = allocate("buffer-size", (capacity, sum(self.widths)), device)
         self.total = 0  # transitions stored so far: transition i is in row i % capacity
 
     def columns(self) -> dict[str, Tensor]:
@@ -533,8 +540,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
 def main(args: Args) -> None:
     """Trains, or evaluates a trained model with --evaluate."""
     prepare(args, LIMITS)
-    if args.buffer_size < args.num_envs:
-        fail(f"--buffer-size takes at least --num-envs, {args.num_envs}, not {args.buffer_size}")
+    check_args(args)
     if args.evaluate is not None:
         agent = Agent(make_envs(args, 1), args)
         load_model(args.evaluate, {"agent": agent})
@@ -626,46 +632,43 @@ def main(args: Args) -> None:
 if not TYPE_CHECKING and not HAS_UTILS:
 
     def TaskEnv(env: gym.Env, index: int) -> gym.Env:
-        """The environment as it is."""
         return env
 
-    def TaskEnvs(envs: VectorEnv, env_id: str) -> VectorEnv:
-        """The environments as they are."""
-        return envs
+    def TaskEnvs(make: Callable[[], VectorEnv], env_id: str) -> VectorEnv:
+        return make()
+
+    def allocate(flag: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        return torch.zeros(shape, device=device)
 
     def fail(message: str) -> NoReturn:
-        """Ends the program with one sentence."""
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(2)
 
+    def parse_json(flag: str, text: str) -> dict[str, Any]:
+        return json.loads(text)
+
     def parse_args(cls: type[Args]) -> Args:
-        """Parses the command line; with --evaluate the run's own arguments are the defaults."""
         args = tyro.cli(cls)
-        if args.evaluate is not None:
-            saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
-            saved.pop("script", None)
-            args = tyro.cli(cls, default=cls(**saved))
-        return args
+        if args.evaluate is None:
+            return args
+        saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
+        return tyro.cli(cls, default=cls(**saved))
 
     def prepare(args: Args, limits: Mapping[str, tuple[float, float]]) -> None:
-        """Checks the arguments."""
         for flag in ("resume", "track", "upload_model"):
             if getattr(args, flag):
                 fail(f"--{flag.replace('_', '-')} takes utils/run.py beside {Path(__file__).name}")
-        for names, (low, high) in limits.items():
-            for name in names.split():
-                if getattr(args, name) is not None and not low <= getattr(args, name) <= high:
-                    fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:g}")
+        for name, (low, high) in ((name, limit) for names, limit in limits.items() for name in names.split()):
+            if getattr(args, name) is not None and not low <= getattr(args, name) <= high:
+                fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:g}")
 
     def load_model(folder: Path, parts: Mapping[str, nn.Module]) -> None:
-        """Loads the parts of a run's model.pt."""
         state = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(state[name])
 
     def describe(metrics: Mapping[str, float]) -> str:
-        """An evaluation in one line."""
-        return "evaluation: " + ", ".join(f"{name} {value:.2f}" for name, value in metrics.items())
+        return "evaluation: " + ", ".join(f"{name.removeprefix('eval/')} {x:.2f}" for name, x in metrics.items())
 
     class Run:
         """The loop and the curves of a run, without checkpoints; the model is saved at the end, whatever ends it."""

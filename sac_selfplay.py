@@ -36,6 +36,7 @@ import math
 import random
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -50,10 +51,10 @@ from torch import Tensor
 
 from utils.cross_play import scripted_players
 from utils.evaluation import evaluate_run, log_table, score_policies, snapshot_table
-from utils.matches import Matches, swap_steps_of
-from utils.run import Run, fail, load_model, parse_args, parse_json, prepare, read_args, warn
+from utils.matches import Matches, turn_ends
+from utils.run import Run, fail, load_model, parse_args, parse_json, prepare, read_args
 from utils.snapshot_pool import SnapshotPool
-from utils.team_env import Team, TeamEnv, legal_actions, make_team_env
+from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_team_env, next_legal_actions
 
 # === Arguments ========================================================================================================
 
@@ -72,6 +73,8 @@ class Args:
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
     capture_video: bool = False  # record a game of the final policy against its best scripted opponent into videos/
     save_model: bool = True  # write model.pt with the last snapshots into the run folder at the end
+    upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
+    hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 250_000  # game steps between evaluations against the scripted players; 0: only at the end
     eval_games: int = 100  # games against each scripted player in an evaluation, half of them on either side
     cross_play_games: int = 64  # games of each pair in the table of all against all at the end; 0: no table
@@ -96,7 +99,7 @@ class Args:
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: strong ones more often
     swap_steps: int = 0  # ghost steps over all games between new opponents of a game; 0: new ones each game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn of team_change
-    team_change: int = 200_000  # learner steps of a turn; then the next role learns (asymmetric games)
+    team_change: int | None = None  # learner steps of a turn, then the next role learns; default: ten turns each
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
     replay_opponents: Literal["all", "window"] = "all"  # transitions to draw: all, or of opponents in the pool
     initial_elo: float = 1200.0  # initial rating
@@ -140,6 +143,17 @@ LIMITS = {
     "alpha": (1e-9, 1e9),
     "seed": (0, 2**31),
 }
+
+
+def check_args(args: Args) -> None:
+    """Checks what limits cannot express; exits with one sentence."""
+    if args.buffer_size < args.num_games:
+        fail(f"--buffer-size takes at least --num-games, {args.num_games}, not {args.buffer_size}")
+    if args.against is not None and args.evaluate is None:
+        fail("--against takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
+    if args.swap_steps and args.swaps_per_turn is not None:
+        fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
+
 
 # === Environments =====================================================================================================
 
@@ -664,18 +678,50 @@ def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Snaps
     return agents, pools, args
 
 
+# === Snapshots and turns ==============================================================================================
+
+
+def start_matches(args: Args, env: TeamEnv, agents: Mapping[str, Agent], change_at: list[int]) -> Matches:
+    """Games against the first snapshot of each behaviour, the initial policy."""
+    pools = make_pools(args, agents, np.random.default_rng(args.seed))
+    for behavior, pool in pools.items():
+        pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
+    turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
+    rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps
+    return Matches(env.teams, args.num_games, pools, *rules)
+
+
+def end_turn(
+    agent: Agent, pool: SnapshotPool, matches: Matches, learner_steps: int, next_learner: str, args: Args
+) -> bool:
+    """Takes a snapshot of the learner if one is due, then gives the turn to the next learner; says if it took one."""
+    age = learner_steps - pool.latest.step
+    takes_snapshot = age >= args.save_steps or (next_learner != matches.learner and age > 0)
+    if takes_snapshot:
+        pool.add(agent.acting_weights(), learner_steps, matches.rating)
+    if next_learner != matches.learner:
+        matches.give_turn(next_learner)
+    return takes_snapshot
+
+
+def add_final_snapshots(
+    agents: Mapping[str, Agent], matches: Matches, learner_steps: Mapping[str, int], args: Args
+) -> None:
+    """Makes the last snapshot of each behaviour its final policy, in place of one that is nearly as new."""
+    for behavior, pool in matches.pools.items():
+        if learner_steps[behavior] > pool.latest.step:
+            if pool.latest.step > max(0, learner_steps[behavior] - args.save_steps / 2):
+                pool.snapshots.pop()
+            pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
+
+
 # === Main =============================================================================================================
 
 
 def main(args: Args) -> None:
     """Trains, or evaluates a trained model with --evaluate."""
     prepare(args, LIMITS)
-    if args.buffer_size < args.num_games:
-        fail(f"--buffer-size takes at least --num-games, {args.num_games}, not {args.buffer_size}")
-    if args.against is not None and args.evaluate is None:
-        fail("--against takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
-    if args.swap_steps and args.swaps_per_turn is not None:
-        fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
+    check_args(args)
     if args.evaluate is not None:
         evaluate_run(args, make_env, load_run)
         return
@@ -691,6 +737,7 @@ def main(args: Args) -> None:
     if args.capture_video:
         make_env(args, 1, render=True).close()  # a game that cannot be rendered is better known now than at the end
     env = make_env(args, args.num_games)
+    print(describe_teams(env))
     behaviors = list(dict.fromkeys(team.behavior for team in env.teams))
     total_steps = -(-args.total_timesteps // args.num_games) * args.num_games
     agents = {team.behavior: Agent(team, args).to(device) for team in env.teams}
@@ -703,18 +750,10 @@ def main(args: Args) -> None:
     buffers = {team.behavior: ReplayBuffer(args.buffer_size, team, device) for team in env.teams}
 
     # --- pools and ratings ---
-    pools = make_pools(args, agents, np.random.default_rng(args.seed))
-    for behavior, pool in pools.items():
-        pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
-    swap_steps = args.swap_steps
-    if args.swaps_per_turn is not None:
-        swap_steps = swap_steps_of(env.teams, args.team_change, args.swaps_per_turn)
-    matches = Matches(env.teams, args.num_games, pools, args.elo_k, swap_steps, args.learner_side)
-    run_steps = total_steps * len(env.teams[0].agents)
-    if len(behaviors) > 1 and args.team_change > run_steps:
-        turn, others = f"--team-change {args.team_change:,}", ", ".join(behaviors[1:])
-        warn(f"{turn} exceeds the run's {run_steps:,} learner steps, so {others} will not learn")
-    learner_steps, counters = dict.fromkeys(behaviors, 0), {"turn_started": 0}
+    change_at = turn_ends(env.teams, args.team_change, total_steps)
+    matches = start_matches(args, env, agents, change_at)
+    pools = matches.pools
+    learner_steps = dict.fromkeys(behaviors, 0)
     game_steps, num_updates = dict.fromkeys(behaviors, 0), dict.fromkeys(behaviors, 0)
 
     best_scripted = scripted_players(env)[-1].name
@@ -725,7 +764,7 @@ def main(args: Args) -> None:
     for behavior, optimizers in all_optimizers.items():
         parts["rest"] |= {f"{behavior}_{name}_optimizer": optimizer for name, optimizer in optimizers.items()}
     parts["rest"] |= {"matches": matches, "learner_steps": learner_steps, "game_steps": game_steps}
-    parts["rest"] |= {"num_updates": num_updates, "counters": counters}
+    parts["rest"] |= {"num_updates": num_updates}
     with Run(args, env, total_steps, stride=args.num_games, **parts) as run:
         gradients, finished_lengths = PLAIN, []
         for behavior, buffer in buffers.items() if args.compile else ():
@@ -738,6 +777,7 @@ def main(args: Args) -> None:
             if seed is not None:  # at the start, after each checkpoint and each change of team
                 matches.begin_anew(seed)
                 obs, games_length = env.reset(seed), np.zeros(args.num_games)
+                run.check(global_step, observation=np.concatenate(obs, axis=None))
                 update_metrics: Metrics = {}
             for name in annealed:
                 optimizers[name].lr = learning_rates[name] * (1.0 - global_step / total_steps)
@@ -753,14 +793,15 @@ def main(args: Args) -> None:
                 actions = agent.act(learner_obs, masks, agent.noise(len(learner_obs)))
             result = env.step(matches.all_actions(env, agents, obs, actions))
             obs, global_step = result.obs, global_step + args.num_games
+            all_obs = np.concatenate([*obs, *result.final_obs], axis=None)
+            run.check(global_step, observation=all_obs, reward=np.concatenate(result.rewards, axis=None))
             game_steps[learner] += args.num_games
             learner_steps[learner] += int(valid.sum())
 
             # store
-            all_masks = [legal_actions(env, i) | result.over[:, None, None] for i in range(len(env.teams))]
+            all_masks = [next_legal_actions(env, i, result.over) for i in range(len(env.teams))]
             next_columns = result.rewards, result.final_obs, all_masks, result.terminations
             rewards, final_obs, next_masks, terminations = map(matches.of_learner, next_columns)
-            run.check(observation=np.concatenate([learner_obs, final_obs], axis=-1)[None], reward=rewards[None])
             opponents = matches.opponent_steps().repeat(len(valid) // args.num_games)
             columns = learner_obs, masks, actions, rewards, final_obs, next_masks, terminations
             if valid.any():
@@ -769,9 +810,10 @@ def main(args: Args) -> None:
             # record, rate, next opponents
             games_length += 1
             for game in result.over.nonzero()[0]:
+                is_rated = game_steps[learner] - games_length[game] * args.num_games >= args.learning_starts
                 finished_lengths.append(games_length[game])
                 games_length[game] = 0.0
-                matches.finish(int(game), result.scores[game])
+                matches.finish(int(game), result.scores[game], is_rated)
 
             # update
             num_due = int(args.updates_per_step * (game_steps[learner] - args.learning_starts))
@@ -781,16 +823,13 @@ def main(args: Args) -> None:
                 num_updates[learner] += 1
 
             # snapshot, change team
-            is_turn_over = len(behaviors) > 1 and learner_steps[learner] - counters["turn_started"] >= args.team_change
-            age = learner_steps[learner] - pools[learner].latest.step
-            is_snapshot_due = age >= args.save_steps or (is_turn_over and age > 0)
-            if is_snapshot_due:
-                pools[learner].add(agent.acting_weights(), learner_steps[learner], matches.rating)
-            if is_turn_over:
-                matches.give_turn(behaviors[(behaviors.index(learner) + 1) % len(behaviors)])
-                counters["turn_started"] = learner_steps[matches.learner]
+            next_learner = behaviors[bisect_right(change_at, global_step) % len(behaviors)]
+            if global_step == total_steps:
+                next_learner = learner
+            takes_snapshot = end_turn(agent, pools[learner], matches, learner_steps[learner], next_learner, args)
+            if next_learner != learner:
                 run.begin_anew()
-            if is_snapshot_due and args.replay_opponents == "window":
+            if takes_snapshot and args.replay_opponents == "window":
                 opposing = [team.behavior for i, team in enumerate(env.teams) if i != matches.sides[0]]
                 buffers[matches.learner].leave_out(min(pools[behavior].snapshots[0].step for behavior in opposing))
 
@@ -807,11 +846,7 @@ def main(args: Args) -> None:
                 run.log(metrics, global_step)
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agents, args), global_step)
-        for behavior, pool in pools.items():  # the last snapshot is the final policy; it replaces a recent one
-            if learner_steps[behavior] > pool.latest.step:
-                if pool.latest.step > max(0, learner_steps[behavior] - args.save_steps / 2):
-                    pool.snapshots.pop()
-                pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
+        add_final_snapshots(agents, matches, learner_steps, args)
         run.log(evaluate(agents, args, run.folder if args.capture_video else None), total_steps)
         if args.cross_play_games:
             make_games, seed = partial(make_env, args), args.seed + 2_000_000

@@ -1,6 +1,7 @@
-"""Fixtures of all tests. One thread: the tests' matrices are small, and results then do not depend on the machine's cores."""
+"""Fixtures of all tests. One thread: the matrices are small, and results then do not depend on the number of cores."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,32 +10,41 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
-os.environ["TORCH_COMPILE_DISABLE"] = "1"  # but in tests/test_compile.py: most tests make few updates
+os.environ["TORCH_COMPILE_DISABLE"] = "1"  # except in tests/test_compile.py
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 
 import ppo_continuous  # noqa: E402
 import ppo_selfplay  # noqa: E402
 import sac_continuous  # noqa: E402
 import sac_selfplay  # noqa: E402
+import utils.run  # noqa: E402
 
 TINY: dict[str, dict[str, Any]] = {
-    "ppo_continuous": {"total_timesteps": 256, "num_steps": 32, "num_minibatches": 4, "update_epochs": 2, "num_envs": 2},
-    "sac_continuous": {"total_timesteps": 240, "learning_starts": 100, "batch_size": 32, "buffer_size": 200, "log_freq": 40},
-    "ppo_selfplay": {"total_timesteps": 512, "num_steps": 16, "num_minibatches": 2, "update_epochs": 1, "save_steps": 128},
-    "sac_selfplay": {"total_timesteps": 512, "learning_starts": 32, "batch_size": 32, "buffer_size": 400, "log_freq": 64}
-    | {"updates_per_step": 0.05, "save_steps": 128},
+    "ppo_continuous": {"total_timesteps": 256, "num_steps": 32, "num_minibatches": 4, "update_epochs": 2}
+    | {"num_envs": 2},
+    "sac_continuous": {"total_timesteps": 240, "learning_starts": 100, "batch_size": 32, "buffer_size": 200}
+    | {"log_freq": 40},
+    "ppo_selfplay": {"total_timesteps": 512, "num_steps": 16, "num_minibatches": 2, "update_epochs": 1}
+    | {"save_steps": 128},
+    "sac_selfplay": {"total_timesteps": 512, "learning_starts": 32, "batch_size": 32, "buffer_size": 400}
+    | {"log_freq": 64, "updates_per_step": 0.05, "save_steps": 128},
 }
 Train = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
-def subnormal_numbers() -> Iterator[None]:
-    """Lets no test leave the process as a script's `main` does, which flushes them to zero: Hypothesis would refuse to run."""
+def process_state() -> Iterator[None]:
+    """Undoes what a script's `main` changes in the process: signal handlers, and how it treats subnormal numbers."""
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     yield
-    torch.set_flush_denormal(False)
+    torch.set_flush_denormal(False)  # Hypothesis refuses to run with it
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+    utils.run.stop_signals.clear()
 
 
 @pytest.fixture(params=[ppo_continuous, sac_continuous], ids=["ppo", "sac"])
@@ -49,7 +59,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     monkeypatch.chdir(tmp_path)
 
     def run(script: ModuleType, **overrides: Any) -> Path:
-        defaults = {"env_id": "Pendulum-v1", "eval_freq": 0, "eval_episodes": 2, "cuda": False}
+        defaults = {"env_id": "Pendulum-v1", "eval_freq": 0, "eval_episodes": 2, "cuda": False, "compile": False}
         before = set((tmp_path / "runs").glob("*"))
         script.main(script.Args(**defaults | TINY[script.__name__] | overrides))
         (folder,) = set((tmp_path / "runs").glob("*")) - before
@@ -72,7 +82,7 @@ def train_selfplay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     def run(script: ModuleType, **overrides: Any) -> Path:
         defaults = {"num_games": 8, "eval_freq": 0, "eval_games": 2, "cross_play_games": 0, "cuda": False}
         before = set((tmp_path / "runs").glob("*"))
-        script.main(script.Args(**defaults | TINY[script.__name__] | overrides))
+        script.main(script.Args(**defaults | {"compile": False} | TINY[script.__name__] | overrides))
         (folder,) = set((tmp_path / "runs").glob("*")) - before
         return folder
 
@@ -82,3 +92,16 @@ def train_selfplay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
 def load_weights(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a run's saved agent."""
     return torch.load(folder / "model.pt", weights_only=True)["agent"]
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    """Both runs saved the same agent, bit for bit."""
+    weights, other_weights = load_weights(one), load_weights(other)
+    assert weights.keys() == other_weights.keys()
+    assert [name for name in weights if not torch.equal(weights[name], other_weights[name])] == []
+
+
+def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every logged series as (step, value)."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}

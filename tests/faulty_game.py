@@ -33,7 +33,9 @@ class FaultyGame(ParallelEnv):
         """Random numbers."""
         return {agent: self.rng.normal(size=3).astype(np.float32) for agent in self.possible_agents}
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The next game."""
         if seed is not None:
             self.rng = np.random.default_rng(seed)

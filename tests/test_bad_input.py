@@ -1,4 +1,4 @@
-"""Bad arguments, tasks and files: one sentence that names the flag, exit status 2, no traceback, nothing left behind."""
+"""Bad arguments, tasks, files: one sentence that names the flag, exit status 2, no traceback, nothing left behind."""
 
 import os
 import pickle
@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-import tyro
 from conftest import Train
+from gymnasium.vector import AutoresetMode
+
+import utils.run
 
 BOTH = [
     ("--env-id", "NoSuchTask-v1"),
@@ -20,7 +22,13 @@ BOTH = [
     ("--env-id", "no_such_module:Task-v0"),
     ("--env-id", ""),
     ("--env-id", "CartPole-v1"),  # discrete actions
+    ("--env-id", "dm_control/cartpole-balance-v0"),  # not installed
     ("--env-id", "toy_envs:Unbounded-v0"),
+    ("--env-id", "toy_envs:Huge-v0"),
+    ("--env-id", "toy_envs:ValueError-v0"),
+    ("--env-id", "toy_envs:FileNotFoundError-v0"),
+    ("--env-id", "toy_envs:AttributeError-v0"),
+    ("--env-id", "toy_envs:SystemExit-v0"),
     ("--seed", "-1"),
     ("--seed", "one"),
     ("--seed", "1.5"),
@@ -77,13 +85,13 @@ SAC = [
     ("--target-entropy-scale", "nan"),
     ("--log-freq", "0"),
 ]
-CASES = [(name, *case) for name, cases in (("ppo_continuous", BOTH + PPO), ("sac_continuous", BOTH + SAC)) for case in cases]
+CASES = [("ppo_continuous", *case) for case in BOTH + PPO] + [("sac_continuous", *case) for case in BOTH + SAC]
 
 
 def run(script: ModuleType, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """Runs a command line that must fail, checks how, and returns what it wrote to standard error."""
     with pytest.raises(SystemExit) as exit_info:
-        script.main(tyro.cli(script.Args, args=words))
+        script.main(script.parse_args(script.Args, words))
     assert exit_info.value.code == 2
     stderr = capsys.readouterr().err
     assert "Traceback" not in stderr
@@ -111,38 +119,75 @@ def test_bad_flag(name: str, flag: str, value: str, empty_folder: Path, capsys: 
         assert stderr.count("\n") == 1
 
 
-def test_ours_is_the_message_of_everything_but_types_and_names(
+def test_what_the_sentence_says(script: ModuleType, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the flag takes and what it was given; for a task, the exception of its constructor."""
+    assert run(script, capsys, "--gamma", "7") == "error: --gamma takes a number from 0 to 1, not 7.0\n"
+    for name in ("ValueError", "FileNotFoundError", "AttributeError", "SystemExit"):
+        env_id = f"toy_envs:{name}-v0"
+        expected = f"error: --env-id {env_id} cannot be made: {name}: no such file: terrain.xml\n"
+        assert run(script, capsys, "--env-id", env_id) == expected
+
+
+def test_native_environments_that_reset_in_the_next_step(
     script: ModuleType, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The sentence says what the flag takes, and what it was given."""
-    assert run(script, capsys, "--gamma", "7") == "error: --gamma takes a number from 0 to 1, not 7.0\n"
+    """They would store resets as transitions."""
+    env_id = f"toy_envs:Counting{AutoresetMode.NEXT_STEP.value}-v0"
+    stderr = run(script, capsys, "--env-id", env_id, "--vectorization", "native")
+    takes = "--vectorization native takes the autoreset modes SAME_STEP and DISABLED"
+    assert stderr == f"error: {takes}, and {env_id} has NEXT_STEP\n"
 
 
-def test_video_of_a_task_that_draws_nothing(script: ModuleType, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Is refused before the training, not after."""
+def test_videos_that_cannot_be_made(script: ModuleType, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A task that draws nothing is refused before the training, not after."""
     assert "error: --capture-video" in run(script, capsys, "--env-id", "toy_envs:Counting-v0", "--capture-video")
 
 
 @pytest.mark.parametrize("package", ["wandb", "huggingface_hub", "moviepy"])
 def test_missing_optional_package(
-    script: ModuleType, package: str, empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    script: ModuleType,
+    package: str,
+    empty_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Named, with the command that installs it."""
-    monkeypatch.setattr(script, "find_spec", lambda name: None if name == package else object())
+    monkeypatch.setattr(utils.run, "find_spec", lambda name: None if name == package else object())
     flag = {"wandb": "--track", "huggingface_hub": "--upload-model", "moviepy": "--capture-video"}[package]
     assert run(script, capsys, flag) == f"error: {flag} needs the package {package}: pip install {package}\n"
 
 
-def test_tracking_without_an_account(script: ModuleType, empty_folder: Path) -> None:
-    """One sentence that names both ways out; in a process of its own, because the client remembers its mode."""
-    env = {"PATH": os.environ["PATH"], "HOME": str(empty_folder), "NETRC": str(empty_folder / "netrc")}
-    words = [sys.executable, str(script.__file__), "--env-id", "Pendulum-v1", "--track"]
+def run_alone(script: ModuleType, folder: Path, words: str, **variables: str) -> str:
+    """The same in a process of its own, because W&B and MuJoCo read their variables once."""
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), "NETRC": str(folder / "netrc")} | variables
+    command = [sys.executable, str(script.__file__), *words.split()]
     run = subprocess.run(
-        words, cwd=empty_folder, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        command, cwd=folder, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120, check=False
     )
-    assert run.returncode == 2
-    assert run.stderr == "error: --track takes a W&B account: log in with `wandb login`, or set WANDB_MODE=offline\n"
-    assert not (empty_folder / "runs").exists()
+    assert run.returncode == 2, run.stderr
+    assert run.stderr.startswith("error: ")
+    assert run.stderr.count("\n") == 1
+    assert not (folder / "runs").exists()
+    return run.stderr
+
+
+@pytest.mark.slow
+def test_tracking(script: ModuleType, empty_folder: Path) -> None:
+    """Without an account the sentence names both ways out; a mode that W&B does not have is named."""
+    words = "--env-id Pendulum-v1 --track"
+    expected = "error: --track takes a W&B account: log in with `wandb login`, or set WANDB_MODE=offline\n"
+    assert run_alone(script, empty_folder, words) == expected
+    expected = "error: --track takes WANDB_MODE=online, offline, disabled or shared, and it is foo\n"
+    assert run_alone(script, empty_folder, words, WANDB_MODE="foo") == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("renderer", ["foo", "glfw"])  # there is no screen
+def test_renderers(script: ModuleType, renderer: str, empty_folder: Path) -> None:
+    """Named in the sentence, without MuJoCo's tracebacks and warnings."""
+    words = "--env-id InvertedPendulum-v5 --capture-video"
+    stderr = run_alone(script, empty_folder, words, MUJOCO_GL=renderer)
+    assert stderr.startswith("error: --capture-video cannot render InvertedPendulum-v5: ")
 
 
 class Bomb:
@@ -152,7 +197,10 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "garbage", "pickle", "list", "foreign", "other shapes"])
+@pytest.mark.parametrize(
+    "damage",
+    ["missing", "empty", "truncated", "flipped", "garbage", "pickle", "dangerous", "list", "foreign", "other shapes"],
+)
 def test_damaged_model(
     script: ModuleType,
     damage: str,
@@ -162,26 +210,28 @@ def test_damaged_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever is wrong with the file, --evaluate says so, and runs no code from it."""
-    folder = train(script)
+    folder = train(script, total_timesteps=64, eval_episodes=1)
     path, whole = folder / "model.pt", (folder / "model.pt").read_bytes()
     if damage == "missing":
         path.unlink()
+    elif damage == "flipped":
+        weights = torch.load(path, weights_only=True)["agent"][
+            "actor.mean.0.weight" if "ppo" in str(folder) else "actor.net.0.weight"
+        ]
+        position = whole.index(weights[0].numpy().tobytes())
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
     elif damage in ("empty", "truncated", "garbage"):
         path.write_bytes({"empty": b"", "truncated": whole[: len(whole) // 2], "garbage": b"not a model" * 99}[damage])
     elif damage == "pickle":
         path.write_bytes(pickle.dumps(Bomb()))
+    elif damage == "other shapes":
+        arguments = (folder / "args.json").read_text()
+        (folder / "args.json").write_text(arguments.replace("Pendulum-v1", "InvertedPendulum-v5"))
     else:
-        model = torch.load(path, weights_only=True)
-        if damage == "list":
-            model = [1, 2, 3]
-        elif damage == "foreign":
-            model["args"]["of_another_script"] = 1
-        else:
-            model["args"]["env_id"] = "InvertedPendulum-v5"
-        torch.save(model, path)
+        torch.save({"dangerous": Bomb(), "list": [1, 2, 3], "foreign": {"policy": {}}}[damage], path)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     capsys.readouterr()
     stderr = run(script, capsys, "--evaluate", str(tmp_path / folder))
-    assert stderr.startswith("error: --evaluate takes a run folder")
+    assert stderr.startswith("error: --evaluate takes a run folder with a whole model.pt of this script")
     assert stderr.count("\n") == 1

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from utils import cross_play as module
-from utils.cross_play import CrossPlay, Player, cross_play, play, play_pairs, scripted_players, seatings
+from utils.cross_play import CrossPlay, Player, cross_play, play, play_pairs, record_video, scripted_players, seatings
 from utils.elo import bootstrap_ratings
 from utils.team_env import Team, TeamStep, make_team_env
 
@@ -39,10 +40,14 @@ class Contest:
     def __init__(self, num_games: int, layout: Layout = DUEL, luck: float = 0.0, discrete: bool = False) -> None:
         branches = (2, 3, 2, 2, 2) if discrete else ()
         self.teams = tuple(
-            Team(name, behavior, tuple(f"{name}_{k}" for k in range(size)), 3, 5, branches) for name, behavior, size in layout
+            Team(name, behavior, tuple(f"{name}_{k}" for k in range(size)), 3, 5, branches)
+            for name, behavior, size in layout
         )
         self.num_games, self.luck = num_games, luck
-        self.scripted_by_team: tuple[tuple[str, ...], ...] = (("random", "strong"), *[("random", "weak")] * (len(layout) - 1))
+        self.scripted_by_team: tuple[tuple[str, ...], ...] = (
+            ("random", "strong"),
+            *[("random", "weak")] * (len(layout) - 1),
+        )
         self.alive = [np.ones((num_games, size), dtype=bool) for _, _, size in layout]
         self.action_masks: list[np.ndarray | None] = [None] * len(layout)
         self.seeds: list[int] = []
@@ -76,7 +81,9 @@ class Contest:
             assert team_actions.shape == (self.num_games, len(team.agents), 5)
             assert team_actions.dtype == (np.int64 if team.branches else np.float32)
             mask = self.action_masks[t]
-            for (game, k), place in zip(np.ndindex(team_actions.shape[:2]), team_actions[..., 1:].reshape(-1, 4), strict=True):
+            for (game, k), place in zip(
+                np.ndindex(team_actions.shape[:2]), team_actions[..., 1:].reshape(-1, 4), strict=True
+            ):
                 bits = np.ones(sum(team.branches)) if mask is None else mask[game, k]
                 assert place[0] == -1 or place.tolist() == [game, t, k, bits @ 2 ** np.arange(len(bits))]
         scores = strengths + self.luck * self.lots[:, None] * np.arange(len(self.teams))
@@ -213,6 +220,18 @@ def test_players_act_where_they_sit(layout: Layout, discrete: bool) -> None:
     assert len(frames) == 1
 
 
+@pytest.mark.parametrize(("env_id", "fps"), [("sumo", 10), ("vector_game:Auction", 4)])
+def test_a_video(env_id: str, fps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has the game's own speed, and its path is printed."""
+    env = make_team_env(env_id, 1, render=True)
+    player = Player("random", env.teams[0].behavior)
+    record_video(env, {player.behavior: nn.Identity()}, player, player, 0, True, tmp_path)
+    (path,) = (tmp_path / "videos").iterdir()
+    assert path.name == f"{player.behavior}-vs-random.mp4"
+    assert capsys.readouterr().out == f"video: {path}\n"
+    assert iio.immeta(path)["fps"] == fps
+
+
 def test_policies_sample_by_the_seed() -> None:
     """With noise of a stream of their own, different in every game; or not at all."""
     players, seats = [policy(100), policy(200)], np.tile([0, 1], (200, 1))
@@ -271,14 +290,18 @@ def test_luck_cancels_out(layout: Layout, max_games: int, monkeypatch: pytest.Mo
     assert (probe.num_games, probe.record, contest.num_games) == (1, [], min(21, max_games))
     num_batches = math.ceil(21 / contest.num_games)
     assert contest.seeds == contest.seeds[:num_batches] * sides
-    games = [contest.record[k * num_batches * contest.num_games :][:21] for k in range(sides)]  # without the filled-up ones
+    games = [
+        contest.record[k * num_batches * contest.num_games :][:21] for k in range(sides)
+    ]  # without the filled-up ones
     lots = [[lot for _, lot, _ in on_side] for on_side in games]
     assert all(same == lots[0] for same in lots)
     assert len(set(lots[0])) == 21
     for n in range(21):
         first, second = (float(players[i].name) for i in pairs[n // 7])
         seated = [on_side[n][0] for on_side in games]
-        assert Counter(seated) == Counter(tuple(first if u == t else second for u in range(sides)) for t in range(sides))
+        assert Counter(seated) == Counter(
+            tuple(first if u == t else second for u in range(sides)) for t in range(sides)
+        )
 
 
 @pytest.mark.parametrize("layout", [DUEL, TRIO, HUNT], ids=["duel", "trio", "hunt"])
@@ -362,7 +385,10 @@ def test_the_table_of_three_teams() -> None:
 
 def test_players_who_cannot_meet_are_refused() -> None:
     """In one sentence: of three roles no two fill all seats, nor do two players of one role; and pairs may be none."""
-    for layout, players in ((ROLES, [policy(i, name) for i, name in enumerate("abc")]), (HUNT, [policy(1, "prey")] * 2)):
+    for layout, players in (
+        (ROLES, [policy(i, name) for i, name in enumerate("abc")]),
+        (HUNT, [policy(1, "prey")] * 2),
+    ):
         with pytest.raises(ValueError, match="no two can$") as error:
             cross_play(Maker(layout), fighters(layout), players, 4, 0)
         assert "\n" not in str(error.value)
@@ -378,7 +404,9 @@ def test_random_streams_of_others_are_left_alone() -> None:
     before = states()
     players = [Player("random", "disc"), policy(7), policy(5)]
     table = cross_play(Maker(luck=1.0), fighters(DUEL), players, 6, 0)
-    cross_play(partial(make_team_env, "sumo"), {"sumo": nn.Identity()}, scripted_players(make_team_env("sumo", 1)), 2, 0)
+    cross_play(
+        partial(make_team_env, "sumo"), {"sumo": nn.Identity()}, scripted_players(make_team_env("sumo", 1)), 2, 0
+    )
     _ = table.text(), table.heat_map(), table.progress()
     assert states() == before
 
@@ -405,7 +433,12 @@ ROLE_MEANS = [  # hunters: random, h1, h2, h3; prey: p1, p2
     [0.875, 0.5, 0.25, 0.125, NAN, NAN],
     [0.75, 0.75, 0.25, 0.625, NAN, NAN],
 ]
-ROLE_PLAYERS = [Player("random", "hunter"), *(policy(i, "hunter") for i in (1, 2, 3)), policy(1, "prey"), policy(2, "prey")]
+ROLE_PLAYERS = [
+    Player("random", "hunter"),
+    *(policy(i, "hunter") for i in (1, 2, 3)),
+    policy(1, "prey"),
+    policy(2, "prey"),
+]
 ASYMMETRIC = make_table(ROLE_MEANS, ROLE_PLAYERS)
 
 

@@ -17,7 +17,9 @@ from scipy.stats import binom, binomtest, multinomial
 from utils.elo import bootstrap_ratings, elo_change, expected_score, fit_bradley_terry, game_scores, score_interval
 
 ratings_strategy = st.floats(-3000, 3000)
-results_strategy = st.integers(2, 6).flatmap(lambda n: arrays(np.float64, (n, n), elements=st.integers(0, 1000).map(float)))
+results_strategy = st.integers(2, 6).flatmap(
+    lambda n: arrays(np.float64, (n, n), elements=st.integers(0, 1000).map(float))
+)
 
 
 def play(ratings: np.ndarray, num_games: int, draws: float, rng: np.random.Generator) -> np.ndarray:
@@ -141,12 +143,19 @@ def test_fit_against_choix(bipartite: bool, seed: int) -> None:
         if bipartite and (i < 3) == (j < 3):
             continue
         for _ in range(rng.integers(10, 40)):
-            score = rng.choice([0, 0.5, 1]) if rng.random() < 0.4 else rng.random() < expit((strengths[i] - strengths[j]) / 174)
+            score = (
+                rng.choice([0, 0.5, 1])
+                if rng.random() < 0.4
+                else rng.random() < expit((strengths[i] - strengths[j]) / 174)
+            )
             results[i, j] += score
             results[j, i] += 1 - score
             wins += [(i, j)] * int(2 * score) + [(j, i)] * int(2 - 2 * score)
     ratings = fit_bradley_terry(results, mean=0.0, prior_games=0.0)
-    for reference in (choix.opt_pairwise(num_players, wins, tol=1e-12), choix.ilsr_pairwise(num_players, wins, tol=1e-12)):
+    for reference in (
+        choix.opt_pairwise(num_players, wins, tol=1e-12),
+        choix.ilsr_pairwise(num_players, wins, tol=1e-12),
+    ):
         np.testing.assert_allclose(ratings, 400 / math.log(10) * (reference - reference.mean()), atol=1e-3)
 
 
@@ -211,7 +220,11 @@ def test_fit_converges_where_full_newton_steps_diverge() -> None:
         (np.stack([np.ones((4, 4)), np.kron(np.eye(2), np.ones((2, 2)))]), 1.0, "connect"),
         (np.array([[0, 3], [0, 0]]), 0.0, "prior_games=0"),
         (np.triu(np.ones((3, 3))), 0.0, "prior_games=0"),
-        (np.array([[0, 1, 1, 1], [1, 0, 1, 1], [0, 0, 0, 1], [0, 0, 1, 0]]), 0.0, "prior_games=0"),  # no one is unbeaten
+        (
+            np.array([[0, 1, 1, 1], [1, 0, 1, 1], [0, 0, 0, 1], [0, 0, 1, 0]]),
+            0.0,
+            "prior_games=0",
+        ),  # no one is unbeaten
     ],
 )
 def test_fit_refuses(results: np.ndarray, prior_games: float, message: str) -> None:

@@ -15,7 +15,7 @@ GAMMA, LAMBDA = 0.97, 0.9
 def gae_by_definition(
     rewards: np.ndarray, values: np.ndarray, next_values: np.ndarray, terminations: np.ndarray, dones: np.ndarray
 ) -> np.ndarray:
-    """Schulman et al. 2016, eq. 16: discounted TD residuals up to the end of the episode or of the rollout, one by one."""
+    """Schulman et al. 2016, eq. 16: discounted TD residuals, one by one, up to the episode's or the rollout's end."""
     num_steps, num_envs = rewards.shape
     advantages = np.zeros((num_steps, num_envs))
     for env in range(num_envs):
@@ -31,17 +31,18 @@ def gae_by_definition(
 
 
 def random_rollout(num_steps: int, num_envs: int) -> dict[str, np.ndarray]:
-    """Rewards and values of a rollout in which nothing ends; next values are those of the following step, but the last."""
+    """A rollout in which nothing ends; each next value is the value of the following step."""
     rng = np.random.default_rng(0)
     values = rng.normal(size=(num_steps + 1, num_envs))
-    rollout = {"rewards": rng.normal(size=(num_steps, num_envs)), "values": values[:-1], "next_values": values[1:].copy()}
+    rewards = rng.normal(size=(num_steps, num_envs))
+    rollout = {"rewards": rewards, "values": values[:-1], "next_values": values[1:].copy()}
     return rollout | {name: np.zeros((num_steps, num_envs), dtype=bool) for name in ("terminations", "dones")}
 
 
 def compute(rollout: dict[str, np.ndarray]) -> np.ndarray:
     """The script's advantages."""
     return compute_gae(
-        **{name: torch.as_tensor(x).double() for name, x in rollout.items()}, gamma=GAMMA, gae_lambda=LAMBDA
+        **{name: torch.as_tensor(x).double() for name, x in rollout.items()}, gamma=GAMMA, lambda_=LAMBDA
     ).numpy()
 
 

@@ -85,7 +85,9 @@ def test_pettingzoo_game_is_the_vectorised_one() -> None:
     picture = face.render()
     assert picture is not None
     np.testing.assert_array_equal(picture, face.games.render())
-    assert np.abs(face.games.position[:2] - face.games.position[2]).min() < 2 * env.radius  # the end, not the next game's start
+    assert (
+        np.abs(face.games.position[:2] - face.games.position[2]).min() < 2 * env.radius
+    )  # the end, not the next game's start
 
 
 def test_shapes_and_types(make: Callable[[int], DiscGame]) -> None:
@@ -121,7 +123,9 @@ def test_an_end_and_the_next_start(make: Callable[[int], DiscGame]) -> None:
         assert (sign != 0).sum() <= over.sum()
         np.testing.assert_array_equal(step.scores[~over], 0)
         for t in (0, 1):
-            np.testing.assert_array_equal(step.rewards[t], np.repeat((sign, -sign)[t][:, None], len(env.teams[t].agents), 1))
+            np.testing.assert_array_equal(
+                step.rewards[t], np.repeat((sign, -sign)[t][:, None], len(env.teams[t].agents), 1)
+            )
             assert (step.terminations[t] == over[:, None]).all()
             assert not step.truncations[t].any()
             np.testing.assert_array_equal(step.obs[t][~over], step.final_obs[t][~over])
@@ -182,7 +186,9 @@ def test_many_games_are_single_games(make: Callable[[int], DiscGame]) -> None:
             np.testing.assert_array_equal(many.rewards[t], [one.rewards[t][0] for one in ones])
 
 
-@pytest.mark.parametrize(("game", "other"), [(Sumo, 1e9 - 0.5j), (Pursuit, 0.4 - 0.5j)])  # so far off, Sumo's is ahead for good
+@pytest.mark.parametrize(
+    ("game", "other"), [(Sumo, 1e9 - 0.5j), (Pursuit, 0.4 - 0.5j)]
+)  # so far off, Sumo's is ahead for good
 def test_motion(game: type[DiscGame], other: complex) -> None:
     """A force from rest: v_n = top (1 - (1 - drag DT)^n), x_n = DT sum v_n, and no force is longer than 1."""
     env = game(4)
@@ -292,7 +298,9 @@ def test_observation_of_the_right_player() -> None:
     ring = 1 - 0.8 * 0.5
     to_other, own, other = math.hypot(0.5, 0.3), math.hypot(0.2, 0.4), math.hypot(0.3, 0.1)
     axes = np.array([[0.5, -0.3], [0.3, 0.5]]) / to_other
-    position, velocity, velocity_to_other = (axes @ np.array(vector) for vector in ([-0.2, 0.4], [0.1, -0.7], [0.4, 0.7]))
+    position, velocity, velocity_to_other = (
+        axes @ np.array(vector) for vector in ([-0.2, 0.4], [0.1, -0.7], [0.4, 0.7])
+    )
     expected = [*position, *velocity, *velocity_to_other, to_other - 0.3, ring - own, ring - other, ring, 0.5]
     np.testing.assert_allclose(env.observe(slice(None))[1][0, 0], expected, rtol=1e-6, atol=1e-7)
 
@@ -395,7 +403,9 @@ def test_discrete_actions_are_pushes() -> None:
     # From rest, all right players push towards (1, 0) as they see it: straight at the other, whichever way that is.
     set_state(discrete, [0.5j, -0.5j])
     discrete.step([np.full((9, 1, 1), 4), np.full((9, 1, 1), 7)])
-    np.testing.assert_allclose(discrete.velocity, np.array([[0], [1j * DT * Sumo.acceleration]]).repeat(9, axis=1), atol=1e-12)
+    np.testing.assert_allclose(
+        discrete.velocity, np.array([[0], [1j * DT * Sumo.acceleration]]).repeat(9, axis=1), atol=1e-12
+    )
 
 
 def test_discrete_players_push_where_the_others_do() -> None:
@@ -411,7 +421,9 @@ def test_discrete_players_push_where_the_others_do() -> None:
         game.position = np.array([[0.3], [0.9]]) * np.exp(1j * angles)  # the centre on any side of the first player
     wanted = env.scripted_actions("centre", 0)[:, 0]
     action = discrete.scripted_actions("centre", 0)[:, 0, 0]
-    push = np.stack([action // 3 - 1, action % 3 - 1], axis=1) / np.sqrt(np.maximum(1, (action % 2 == 0) + 1.0))[:, None]
+    push = (
+        np.stack([action // 3 - 1, action % 3 - 1], axis=1) / np.sqrt(np.maximum(1, (action % 2 == 0) + 1.0))[:, None]
+    )
     is_strong = np.linalg.norm(wanted, axis=1) > 0.999
     assert (wanted * push).sum(axis=1)[is_strong].min() > math.cos(math.radians(22.6))
     assert len(np.unique(action[is_strong])) == 8
@@ -520,7 +532,9 @@ def test_observations_of_pursuit() -> None:
     pursuers, evader = env.observe(slice(None))
     second = [-0.3, 0.4, 0, 0.2, 0.4, -0.2, 0.1, -0.2, 0.8, -1.0, -0.3, -0.1, 0.75]
     np.testing.assert_allclose(pursuers[0, 1], second, rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(pursuers[0, 0, 4:], [-0.4, 0.2, -0.1, 0.2, 0.4, -0.8, -0.4, 0.1, 0.75], rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        pursuers[0, 0, 4:], [-0.4, 0.2, -0.1, 0.2, 0.4, -0.8, -0.4, 0.1, 0.75], rtol=1e-6, atol=1e-7
+    )
     np.testing.assert_allclose(evader[0, 0, :6], [0.5, -0.6, -0.3, 0.1, -0.4, 0.8], rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(evader[0, 0, 6:], [0.4, -0.1, -0.8, 1.0, 0.3, 0.1, 0.75], rtol=1e-6, atol=1e-7)
 

@@ -1,4 +1,4 @@
-"""`--upload-model` against a local stand-in for the Hugging Face Hub: what arrives there, and what happens if nothing can.
+"""`--upload-model` against a local stand-in for the Hugging Face Hub: what arrives, and what happens when nothing can.
 
 The stand-in answers what `create_repo` and `upload_folder` send without Xet, whose storage has a protocol of its own.
 """
@@ -22,7 +22,10 @@ import huggingface_hub
 import pytest
 import torch
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # how huggingface_hub calls its HTTP library
+from utils.run import parse_args, upload_model
+
+# How huggingface_hub calls its HTTP library.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 ROUTES = {
     "create": r"POST /api/repos/create",
@@ -38,7 +41,7 @@ TINY_FLAGS = {
     "ppo_continuous": "--total-timesteps 64 --num-steps 32 --num-minibatches 4 --update-epochs 1",
     "sac_continuous": "--total-timesteps 40 --learning-starts 20 --batch-size 8 --buffer-size 100",
 }
-FLAGS = "--env-id Pendulum-v1 --eval-episodes 1 --no-cuda --upload-model"
+FLAGS = "--env-id Pendulum-v1 --eval-episodes 1 --no-cuda --no-compile --upload-model"
 
 
 class Hub(ThreadingHTTPServer):
@@ -119,8 +122,8 @@ def hub() -> Iterator[Hub]:
 def run(script: ModuleType, flags: str, folder: Path, hub: Hub, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs a script as a user does, with nobody logged in; huggingface_hub reads its variables when it is imported."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    env |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "NO_PROXY": "127.0.0.1"} | variables
+    env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home"), "NO_PROXY": "127.0.0.1"}
+    env |= {f"HF_HUB_DISABLE_{name}": "1" for name in ("XET", "TELEMETRY", "PROGRESS_BARS")} | variables
     command = [sys.executable, str(script.__file__), *flags.split()]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
 
@@ -128,7 +131,8 @@ def run(script: ModuleType, flags: str, folder: Path, hub: Hub, **variables: str
 @pytest.fixture
 def run_folder(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run folder for `upload_model` to be called with in this process, where huggingface_hub knows the stand-in."""
-    constants = {"ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": True, "HF_HUB_DISABLE_TELEMETRY": True, "HF_HUB_OFFLINE": False}
+    constants = {"ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": True, "HF_HUB_DISABLE_TELEMETRY": True}
+    constants["HF_HUB_OFFLINE"] = False
     for name, value in constants.items():
         monkeypatch.setattr(huggingface_hub.constants, name, value)
     monkeypatch.setattr(huggingface_hub.constants, "AGENT_HARNESSES_PATH", str(tmp_path / "agents.json"))
@@ -154,8 +158,9 @@ def read_card(text: str) -> tuple[huggingface_hub.ModelCardData, huggingface_hub
     return data, evaluation
 
 
+@pytest.mark.slow
 def test_upload_after_training(script: ModuleType, hub: Hub, tmp_path: Path) -> None:
-    """All that the run wrote arrives as it is on disk, and the card says what was trained, how well and how."""
+    """All that the run wrote arrives as it is on disk, and the card has the task, the result and the command."""
     flags = f"{FLAGS} --hf-entity someone {TINY_FLAGS[script.__name__]}"
     result = run(script, flags, tmp_path, hub, HF_TOKEN=TOKEN)
     assert result.returncode == 0, result.stderr
@@ -167,7 +172,7 @@ def test_upload_after_training(script: ModuleType, hub: Hub, tmp_path: Path) -> 
     assert hub.authorizations == {route: f"Bearer {TOKEN}" for route in ROUTES if route != "put"}
 
     (folder,) = (tmp_path / "runs").iterdir()
-    assert hub.repos[repo] == {name: content for name, content in read_files(folder).items() if "checkpoint" not in name}
+    assert hub.repos[repo] == {n: content for n, content in read_files(folder).items() if "checkpoint" not in n}
     assert {"model.pt", "args.json", "README.md"} < hub.repos[repo].keys()
     (events,) = (content for path, content in hub.repos[repo].items() if "tfevents" in path)
     assert b"eval/return_mean" in events
@@ -181,14 +186,15 @@ def test_upload_after_training(script: ModuleType, hub: Hub, tmp_path: Path) -> 
     assert (evaluation.metric_type, evaluation.metric_value) == ("mean_reward", printed[1])
     assert {"reinforcement-learning", "Pendulum-v1"} < set(data.tags or [])
     (command,) = re.findall(rf"\n    python {name}\.py (.*)\n\nPlay", text)
-    assert script.parse_args(command.split()) == script.parse_args(flags.split())
+    assert parse_args(script.Args, command.split()) == parse_args(script.Args, flags.split())
     assert f"Python {platform.python_version()}, PyTorch {torch.__version__}, Gymnasium {gym.__version__}" in text
     assert f"{printed[1]} over 1 episodes" in text
 
 
+@pytest.mark.slow
 def test_upload_refused_after_training(script: ModuleType, hub: Hub, tmp_path: Path) -> None:
     """The run ends as it would without an upload, but for one line."""
-    hub.errors["commit"] = 403  # huggingface_hub repeats some requests for half a minute if they end with a status from 500 on
+    hub.errors["commit"] = 403  # statuses from 500 on are retried for half a minute
     result = run(script, f"{FLAGS} --hf-entity someone {TINY_FLAGS[script.__name__]}", tmp_path, hub, HF_TOKEN=TOKEN)
     (folder,) = (tmp_path / "runs").iterdir()
     assert {"model.pt", "args.json", "README.md"} < read_files(folder).keys()
@@ -199,6 +205,7 @@ def test_upload_refused_after_training(script: ModuleType, hub: Hub, tmp_path: P
     assert "run folder: " in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "flags", "hint"),
     [({}, "--hf-entity someone", "HF_TOKEN"), ({"HF_TOKEN": TOKEN}, "", "--hf-entity")],
@@ -241,7 +248,7 @@ def test_upload_failures(
     hub.errors = errors or {}
     if errors is None:
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    script.upload_model(run_folder, script.Args(env_id="Pendulum-v1", hf_entity=entity), METRICS)
+    upload_model(run_folder, script.Args(env_id="Pendulum-v1", hf_entity=entity), METRICS)
     out, err = capsys.readouterr()
     assert re.search(r"warning: --upload-model failed.*\n\Z", err)  # a progress bar may come before
     assert out == ""
@@ -249,14 +256,14 @@ def test_upload_failures(
 
 
 def test_second_upload_and_what_stays_here(script: ModuleType, hub: Hub, run_folder: Path) -> None:
-    """An id that no repository can have; a repository that exists; W&B's files, which hold more than the run, are left out."""
+    """An id that no repository can have; a repository that exists; W&B's files are left out."""
     for name in ("videos/final-episode-0.mp4", "wandb/run-1/files/config.yaml"):
         (run_folder / name).parent.mkdir(parents=True)
         (run_folder / name).write_text("first")
     args = script.Args(env_id="toy_envs:My/Task-v1", exp_name="trial", seed=7, hf_entity="someone")
     for text in ("first", "second"):
         (run_folder / "args.json").write_text(text)
-        script.upload_model(run_folder, args, METRICS)
+        upload_model(run_folder, args, METRICS)
     ((repo, files),) = hub.repos.items()
     assert repo == "someone/toy_envs-My-Task-v1-trial-seed7"
     assert files == {name: content for name, content in read_files(run_folder).items() if not name.startswith("wandb")}

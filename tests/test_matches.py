@@ -171,6 +171,18 @@ def test_new_opponents_in_every_game_or_never(swap_steps: int) -> None:
         assert sorted(counts) == [0, 0, 0, 2_000]
 
 
+@pytest.mark.parametrize(
+    ("layout", "swap_steps"),
+    [(DUEL, {"disc": 250}), (HUNT, {"hunter": 125, "prey": 500}), (TRIO, {"disc": 500}), (RAID, {"raider": 625})],
+)
+def test_swaps_per_turn(layout: Layout, swap_steps: dict[str, int]) -> None:
+    """Four swaps in 1000 learner steps, in the turn of every role: 1000 / 4, times the ghosts for each learner."""
+    matches = make_matches(layout, 2, swaps_per_turn=4.0, team_change=1000)
+    for behavior, steps in [*swap_steps.items()] * 2:
+        matches.give_turn(behavior)
+        assert matches.swap_steps == steps
+
+
 # --- turns of roles ---
 
 
@@ -232,6 +244,22 @@ def test_more_than_two_teams_are_rated_pairwise() -> None:
     assert (a.rating, b.rating, c.rating) == pytest.approx((1400 - of_a, 1200 - of_b, 1200))
     assert matches.rating == pytest.approx(1200 + of_a + of_b)
     assert (list(a.results), list(b.results), a.games, b.games) == ([0.5], [1.0], 1, 1)
+
+
+@LAYOUTS
+def test_games_that_are_not_rated(layout: Layout) -> None:
+    """They change no rating, no count and no metric, and the next game begins as after any other."""
+    matches, rated = make_matches(layout, 3), make_matches(layout, 3)
+    before = {s.uid: vars(s) | {"results": list(s.results)} for p in matches.pools.values() for s in p.snapshots}
+    for game in (1, 1, 2):
+        matches.finish(game, np.arange(len(layout), dtype=float), rated=False)
+        rated.finish(game, np.arange(len(layout), dtype=float))
+        check_seats(matches)
+    after = {s.uid: vars(s) | {"results": list(s.results)} for p in matches.pools.values() for s in p.snapshots}
+    assert after == before
+    assert matches.rating == 1200.0
+    assert "selfplay/games" not in matches.metrics()
+    assert marks_in_play(matches) == marks_in_play(rated)
 
 
 @given(

@@ -1,26 +1,22 @@
-"""PPO's losses and update against references in float64: torch.distributions, single samples in Python, a second Adam."""
+"""PPO's losses and update in float64 against references: torch.distributions, loops over samples, a second Adam."""
 
 import math
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
 import torch
+from conftest import Train, read_scalars
 from gymnasium.vector import AutoresetMode
 from torch import nn
 from torch.distributions import Independent, Normal, kl_divergence
 from toy_envs import make_vector
 
-from ppo_continuous import (
-    Agent,
-    Args,
-    compute_policy_loss,
-    compute_value_loss,
-    gradient_step,
-    make_optimizer,
-    normal_log_prob,
-    update,
-)
+import ppo_continuous
+import sac_continuous
+from ppo_continuous import Adam, Agent, Args, compute_policy_loss, compute_value_loss, normal_log_prob, update
 
 
 def test_log_probability() -> None:
@@ -33,7 +29,7 @@ def test_log_probability() -> None:
 
 
 def test_policy_loss_by_cases() -> None:
-    """Each sample's objective and gradient: cut where the ratio has left the range on the side that pays, and only there."""
+    """A gain beyond the clip range has no gradient and a constant objective; a loss is never clipped."""
     for ratio, advantage, objective, flows in [
         (1.1, 2.0, 2.2, True),  # inside
         (1.5, 2.0, 2.4, False),  # pays, too far: the objective stays at 1.2
@@ -87,11 +83,11 @@ def test_value_loss_by_cases() -> None:
     ],
 )
 def test_updates_against_a_second_implementation(flags: dict[str, float]) -> None:
-    """Five steps in float64, every weight compared: networks, joint loss, gradient clipping and Adam, written another way."""
+    """Five steps in float64, every weight compared: networks, joint loss, gradient clipping and Adam, written again."""
     torch.manual_seed(0)
     args = Args(log_std_init=-0.3, **flags)  # type: ignore[arg-type]
     agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), args).double()
-    optimizer = make_optimizer(agent.parameters(), 1e-2, (args.adam_beta1, args.adam_beta2), eps=1e-5)
+    optimizer = Adam(agent.parameters(), 1e-2, args.adam_beta1, args.adam_beta2, 1e-5)
 
     params = {name: p.detach().clone().requires_grad_() for name, p in agent.named_parameters()}
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in params.items()}
@@ -134,42 +130,51 @@ def test_updates_against_a_second_implementation(flags: dict[str, float]) -> Non
         torch.testing.assert_close(p, params[name], rtol=1e-6, atol=1e-9)
 
 
-def test_gradient_steps_are_those_of_pytorchs_adam() -> None:
-    """Twenty steps against `torch.optim.Adam` on tensors of their own, to the last digit, while the learning rate falls."""
+def test_adam_is_pytorchs() -> None:
+    """Twenty steps equal those of `torch.optim.Adam` to the last digit, while the learning rate falls."""
     torch.manual_seed(0)
     ours = [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(5))]
     theirs = nn.Parameter(torch.cat([x.detach().flatten() for x in ours]))
-    optimizer, reference = make_optimizer(ours, lr=0.1, eps=1e-5), torch.optim.Adam([theirs], lr=0.1, eps=1e-5, fused=True)
+    hyperparameters = 0.1, 0.9, 0.999, 1e-5
+    optimizer, reference = Adam(ours, *hyperparameters), torch.optim.Adam([theirs], lr=0.1, eps=1e-5, fused=True)
     for step in range(20):
         gradient = torch.randn(17)
         if step == 10:  # as a resumed run does
-            saved, optimizer = optimizer.state_dict(), make_optimizer(ours, lr=0.1, eps=1e-5)
+            saved, optimizer = optimizer.state_dict(), Adam(ours, *hyperparameters)
             optimizer.load_state_dict(saved)
-        optimizer.param_groups[0]["lr"] = reference.param_groups[0]["lr"] = 0.1 / (step + 1)
-        gradient_step(optimizer, gradient)
+        optimizer.lr = reference.param_groups[0]["lr"] = 0.1 / (step + 1)
+        optimizer.step(gradient)
         theirs.grad = gradient
         reference.step()
         torch.testing.assert_close(torch.cat([x.detach().flatten() for x in ours]), theirs.detach(), rtol=0, atol=0)
-    for name in ("step", "exp_avg", "exp_avg_sq"):
-        (ours_state,), (theirs_state,) = optimizer.state.values(), reference.state.values()
-        torch.testing.assert_close(ours_state[name], theirs_state[name], rtol=0, atol=0)
+    assert all(parameter.data_ptr() >= optimizer.vector.data_ptr() for parameter in ours)  # still views of the vector
+
+
+@pytest.mark.parametrize("module", [ppo_continuous, sac_continuous], ids=["ppo", "sac"])
+def test_moments_of_a_zero_gradient_end_at_zero(module: ModuleType, train: Train) -> None:
+    """A run flushes subnormal numbers to zero, because a processor computes slowly with them."""
+    train(module)
+    optimizer = module.Adam([nn.Parameter(torch.ones(3))], 0.1, 0.9, 0.999, 1e-8)
+    for gradient in [1e-30] + 2000 * [0.0]:
+        optimizer.step(torch.full((3,), gradient))
+    assert not optimizer.mean.any()
 
 
 @pytest.mark.parametrize(("betas", "is_bounded"), [((Args.adam_beta1, Args.adam_beta2), True), ((0.9, 0.999), False)])
 def test_no_step_is_longer_than_the_learning_rate(betas: tuple[float, float], is_bounded: bool) -> None:
-    """After a hundred quiet gradients large ones come: with the default's decays no parameter moves farther than the rate."""
+    """Large gradients follow a hundred small ones: with equal decays no parameter moves farther than the rate."""
     torch.manual_seed(0)
     parameter, longest = nn.Parameter(torch.zeros(50)), 0.0
-    optimizer = make_optimizer([parameter], 0.1, betas, eps=1e-5)
+    optimizer = Adam([parameter], 0.1, *betas, 1e-5)
     for step in range(130):
         before = parameter.detach().clone()
-        gradient_step(optimizer, torch.randn(50) * (1e-3 if step < 100 else 1.0))
+        optimizer.step(torch.randn(50) * (1e-3 if step < 100 else 1.0))
         longest = max(longest, (parameter.detach() - before).abs().max().item())
     assert (longest <= 0.1 * (1 + 1e-5)) == is_bounded
 
 
 def test_initial_weights() -> None:
-    """Orthogonal with the usual gains: sqrt(2) inside, 0.01 for the mean, 1 for the value; zero biases; the given noise."""
+    """Orthogonal with gain sqrt(2) inside, 0.01 for the mean and 1 for the value; zero biases; the given noise."""
     agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args(log_std_init=-0.5))
     for net, output_gain in ((agent.actor.mean, 0.01), (agent.critic, 1.0)):
         linears = [layer for layer in net if isinstance(layer, nn.Linear)]
@@ -183,10 +188,10 @@ def test_initial_weights() -> None:
 
 @pytest.mark.parametrize("norm_obs", [True, False])
 def test_the_policy_in_numpy_is_the_networks(norm_obs: bool) -> None:
-    """What acts has the distribution that the update takes log-probabilities of, before and after its step."""
+    """Actions have the distribution whose log-probabilities the update computes, before and after a step."""
     torch.manual_seed(0)
     agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args(norm_obs=norm_obs, log_std_init=-0.7))
-    optimizer = make_optimizer(agent.parameters(), lr=0.1)
+    optimizer = Adam(agent.parameters(), 0.1, 0.9, 0.999, 1e-8)
     agent.obs_rms.update(torch.randn(100, 2) * 3 + 5)
     obs, noise = torch.randn(20, 2) * 3 + 5, torch.randn(20, 1)
     obs[0] = 1e6  # clipped if normalised
@@ -196,5 +201,80 @@ def test_the_policy_in_numpy_is_the_networks(norm_obs: bool) -> None:
         torch.testing.assert_close(torch.as_tensor(act(obs.double().numpy())), mean.detach(), rtol=1e-4, atol=1e-5)
         z = (torch.as_tensor(act(obs.double().numpy(), noise.numpy())) - mean) / log_std.exp()
         torch.testing.assert_close(z, noise, rtol=1e-3, atol=1e-3)
-        optimizer.param_groups[0]["params"][0].grad = torch.randn_like(optimizer.param_groups[0]["params"][0])
-        optimizer.step()
+        optimizer.step(torch.randn_like(optimizer.vector))
+
+
+class Spies:
+    """What `main` hands to the policy and to `update`, by iteration."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log_probs: list[dict[float, float]] = []  # by the first dimension of the action, when it was taken
+        self.minibatches: list[list[tuple[torch.Tensor, ...]]] = []
+        self.approx_kl: list[float] = []  # replaces the true ones, if there are any
+        policy = Agent.policy
+
+        def spy_policy(agent: Agent) -> Any:
+            act, log_std = policy(agent), agent.actor.log_std.detach().clone()
+            self.log_probs.append({})
+            self.minibatches.append([])
+
+            def spy(obs: np.ndarray, noise: Any = 0.0) -> np.ndarray:
+                actions = act(obs, noise)
+                if not isinstance(noise, float):
+                    log_prob = scipy.stats.norm.logpdf(noise).sum(1) - log_std.sum().item()
+                    self.log_probs[-1] |= dict(zip(actions[:, 0].tolist(), log_prob.tolist(), strict=True))
+                return actions
+
+            return spy
+
+        def spy_update(agent: Agent, optimizer: Adam, minibatch: Any, *rest: Any) -> dict[str, torch.Tensor]:
+            metrics = update(agent, optimizer, minibatch, *rest)
+            self.minibatches[-1].append(tuple(x.clone() for x in minibatch))
+            if self.approx_kl:
+                metrics["losses/approx_kl"] = torch.tensor(self.approx_kl[len(self.minibatches[-1]) - 1])
+            return metrics
+
+        monkeypatch.setattr(Agent, "policy", spy_policy)
+        monkeypatch.setattr(ppo_continuous, "update", spy_update)
+
+
+def test_old_log_probabilities_are_those_of_the_policy_that_acted(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are computed before the rollout changes the statistics that normalise observations."""
+    spies = Spies(monkeypatch)
+    train(ppo_continuous, norm_obs=True)
+    for taken, minibatches in zip(spies.log_probs[:4], spies.minibatches[:4], strict=True):
+        _, actions, log_prob, *_ = map(torch.cat, zip(*minibatches, strict=True))
+        expected = [taken[action] for action in actions[:, 0].tolist()]
+        assert len(expected) == 2 * 64  # every transition in each of two epochs
+        np.testing.assert_allclose(log_prob.numpy(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_explained_variance(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 - Var(returns - values) / Var(returns), over the rollout."""
+    spies = Spies(monkeypatch)
+    scalars = read_scalars(train(ppo_continuous, target_kl=None))
+    logged = [value for _, value in scalars["losses/explained_variance"]]
+    assert len(logged) == 4
+    for value, minibatches in zip(logged, spies.minibatches, strict=False):
+        returns, values = (torch.cat([minibatch[i] for minibatch in minibatches]).numpy() for i in (4, 5))
+        assert value == pytest.approx(1 - np.var(returns - values) / np.var(returns), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("approx_kl", "epochs"),
+    [
+        ([0.2, 0.0, 0.0, 0.0], 1),  # the mean is above the target, and the last minibatch is below it
+        ([0.0, 0.0, 0.0, 0.1], 3),  # the other way round
+        (4 * [0.0] + [0.2, 0.0, 0.0, 0.0], 2),  # the mean of an epoch counts, not that of all epochs so far
+    ],
+)
+def test_target_kl_is_compared_with_the_mean_of_an_epoch(
+    train: Train, monkeypatch: pytest.MonkeyPatch, approx_kl: list[float], epochs: int
+) -> None:
+    """An iteration ends after the first epoch above the target."""
+    spies = Spies(monkeypatch)
+    spies.approx_kl = approx_kl + 12 * [0.0]
+    train(ppo_continuous, target_kl=0.03, update_epochs=3, num_minibatches=4)
+    assert [len(minibatches) for minibatches in spies.minibatches[:4]] == 4 * [4 * epochs]

@@ -5,10 +5,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import imageio.v3 as iio
@@ -16,100 +16,120 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from conftest import TINY, Train, load_weights
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from conftest import TINY, Train, assert_same_weights, load_weights, read_scalars
 
 import ppo_continuous
 import sac_continuous
+import utils.run
+from utils.run import load_model
 
 ROOT = Path(__file__).parent.parent
+VARIABLES = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
 
 
-def assert_same_weights(one: Path, other: Path) -> None:
-    """Bit for bit."""
-    weights, other_weights = load_weights(one), load_weights(other)
-    assert weights.keys() == other_weights.keys()
-    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
-
-
-def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every logged series as (step, value)."""
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-
-
-def command(script: ModuleType, **flags: Any) -> list[str]:
-    """The command line of a tiny run of the script's copy in the working folder."""
+def command(script: ModuleType, path: Path | None = None, **flags: Any) -> list[str]:
+    """The command line of a tiny run."""
     flags = {"env_id": "Pendulum-v1", "eval_episodes": 2} | TINY[script.__name__] | flags
-    words = [sys.executable, f"{script.__name__}.py", "--no-cuda"]
+    words = [sys.executable, str(path or script.__file__), "--no-cuda", "--no-compile"]
     return words + [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
+def run_command(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs it to its end."""
+    return subprocess.run(words, cwd=folder, env=VARIABLES, capture_output=True, text=True, timeout=120, check=False)
+
+
+def evaluate(script: ModuleType, folder: Path, *words: str) -> None:
+    """The script's --evaluate."""
+    script.main(script.parse_args(script.Args, ["--evaluate", str(folder), *words]))
+
+
+@pytest.mark.slow
 def test_copied_alone_into_an_empty_folder(script: ModuleType, tmp_path: Path) -> None:
-    """Trains there, says where the run is and what to type next; the command it names prints the same evaluation."""
-    (tmp_path / f"{script.__name__}.py").write_text((ROOT / f"{script.__name__}.py").read_text())
-    env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command(script), cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["runs", f"{script.__name__}.py"])
+    """The same weights as beside utils/, and the command that it names evaluates them."""
+    alone, beside, name = tmp_path / "alone", tmp_path / "beside", f"{script.__name__}.py"
+    alone.mkdir()
+    beside.mkdir()
+    (alone / name).write_text((ROOT / name).read_text())
+    flags = {"checkpoint_freq": 70, "eval_freq": 100}
+    result = run_command(command(script, Path(name), **flags), alone)
+    assert result.returncode == 0, result.stderr
+    expected = f"without utils/run.py {name} has no checkpoints, --resume, --track or --upload-model"
+    assert result.stdout.splitlines()[0] == expected
+    assert run_command(command(script, **flags), beside).returncode == 0
+    (folder,), (other,) = (alone / "runs").iterdir(), (beside / "runs").iterdir()
+    assert_same_weights(folder, other)
+    curves, other_curves = read_scalars(folder), read_scalars(other)
+    assert curves.pop("charts/SPS")
+    del other_curves["charts/SPS"]
+    assert curves == other_curves
+
+    assert {path.name for path in alone.iterdir()} - {"__pycache__"} == {"runs", name}
     assert re.fullmatch(rf"Pendulum-v1__{script.__name__}__1__\d+", folder.name)
     assert {"args.json", "model.pt"} < {path.name for path in folder.iterdir()}
-    assert f"run folder: runs/{folder.name}" in run.stdout
-    (evaluation,) = re.findall(r"^evaluation: .*$", run.stdout, re.MULTILINE)
-    (next_command,) = re.findall(rf"python ({script.__name__}\.py --evaluate \S+)", run.stdout)
-    again = subprocess.run(
-        [sys.executable, *next_command.split()], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
-    )
-    assert again.stdout.strip() == evaluation
+    (evaluation,) = re.findall(rf"^step {curves['eval/return_mean'][-1][0]}: (.*)$", result.stdout, re.MULTILINE)
+    assert f"run folder: runs/{folder.name}" in result.stdout
+    (next_command,) = re.findall(rf"python ({name} --evaluate \S+)", result.stdout)
+    again = run_command([sys.executable, *next_command.split()], alone)
+    assert again.stdout.strip() == evaluation, again.stderr
+    for words in (["--resume", f"runs/{folder.name}"], ["--track"], ["--upload-model"]):
+        refused = run_command([sys.executable, name, *words], alone)
+        assert refused.returncode == 2
+        assert refused.stderr == f"error: {words[0]} takes utils/run.py beside {name}\n"
 
 
-def test_evaluation_prints_the_trained_number(script: ModuleType, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    """With normalisation; twice as many episodes are other episodes, and a different number."""
+def test_evaluation_prints_the_trained_number(
+    script: ModuleType, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With normalisation; twice as many episodes are other episodes, and have another result."""
     folder = train(script, norm_obs=True)
     (printed,) = re.findall(r"^evaluation: .*$", capsys.readouterr().out, re.MULTILINE)
-    script.main(script.Args(evaluate=folder, eval_episodes=2))
+    evaluate(script, folder)
     assert capsys.readouterr().out.strip() == printed
-    script.main(script.Args(evaluate=folder, eval_episodes=4))
+    evaluate(script, folder, "--eval-episodes", "4")
     assert capsys.readouterr().out.strip() != printed
 
 
 def test_evaluation_takes_the_runs_own_arguments(
-    script: ModuleType, train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the command line it takes what concerns an evaluation, and refuses the rest."""
+    """The command line may change what concerns an evaluation, and nothing else."""
     folder = train(script, seed=3, exp_name="mine")
     (printed,) = re.findall(r"^evaluation: .*$", capsys.readouterr().out, re.MULTILINE)
-    args = script.parse_args(["--evaluate", str(folder)])
+    args = script.parse_args(script.Args, ["--evaluate", str(folder)])
     assert (args.seed, args.eval_episodes, args.env_id) == (3, 2, "Pendulum-v1")
     script.main(args)
     assert capsys.readouterr().out.strip() == printed
-    script.main(script.parse_args(["--evaluate", str(folder), "--seed", "4"]))
+    evaluate(script, folder, "--seed", "4")
     assert capsys.readouterr().out.strip() != printed
     for flags in (["--gamma", "0.5"], ["--env-id", "Hopper-v5"], ["--upload-model"]):
         with pytest.raises(SystemExit):
-            script.parse_args(["--evaluate", str(folder), *flags])
+            evaluate(script, folder, *flags)
         assert f"error: {flags[0]} takes the run's own value with --evaluate: it is " in capsys.readouterr().err
 
 
-def test_evaluation_needs_the_statistics(script: ModuleType, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    """A model whose statistics are reset plays differently: they are used, and they are frozen."""
+def test_evaluation_uses_the_statistics(script: ModuleType, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model with other statistics plays differently; evaluation leaves them as they are."""
     folder = train(script, norm_obs=True)
     model = torch.load(folder / "model.pt", weights_only=True)
     capsys.readouterr()
-    script.main(script.Args(evaluate=folder, eval_episodes=2))
+    evaluate(script, folder)
     printed = capsys.readouterr().out
-    assert torch.load(folder / "model.pt", weights_only=True)["agent"]["obs_rms.count"] == model["agent"]["obs_rms.count"]
+    count = torch.load(folder / "model.pt", weights_only=True)["agent"]["obs_rms.count"]
+    assert count == model["agent"]["obs_rms.count"]
     model["agent"]["obs_rms.mean"] += 1.0
     torch.save(model, folder / "model.pt")
-    script.main(script.Args(evaluate=folder, eval_episodes=2))
+    evaluate(script, folder)
     assert capsys.readouterr().out != printed
 
 
 def test_evaluation_against_a_plain_loop(script: ModuleType, train: Train) -> None:
     """One environment at a time, stepped by hand."""
     folder = train(script, norm_obs=True)
-    agent, args = script.load_model(folder)
-    metrics = script.evaluate(agent, args, 3, folder, "test")
+    args = script.parse_args(script.Args, ["--evaluate", str(folder), "--eval-episodes", "3"])
+    agent = script.Agent(script.make_envs(args, 1), args)
+    load_model(folder, {"agent": agent})
+    metrics = script.evaluate(agent, args, folder, "test")
     returns = []
     for episode in range(3):
         env = script.gym.make("Pendulum-v1")
@@ -126,6 +146,16 @@ def test_evaluation_against_a_plain_loop(script: ModuleType, train: Train) -> No
     assert metrics["eval/length_mean"] == 200
 
 
+def test_an_episode_without_an_end(
+    script: ModuleType, train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An evaluation cuts it."""
+    assert script.MAX_EPISODE_STEPS == 10_000
+    monkeypatch.setattr(script, "MAX_EPISODE_STEPS", 70)
+    train(script, env_id="toy_envs:Forever-v0")
+    assert "evaluation: return 70.00 +/- 0.00, length 70.0" in capsys.readouterr().out
+
+
 def test_same_seed_same_weights(script: ModuleType, train: Train) -> None:
     """Bit for bit; another seed gives other weights."""
     one, same, other = train(script), train(script), train(script, seed=2)
@@ -133,19 +163,6 @@ def test_same_seed_same_weights(script: ModuleType, train: Train) -> None:
     weights, other_weights = load_weights(one), load_weights(other)
     name = next(name for name in weights if name.endswith("weight"))
     assert not torch.equal(weights[name], other_weights[name])
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_averages_of_a_gradient_that_stays_zero_end_at_zero(name: str, train: Train, train_selfplay: Train) -> None:
-    """In a run, that is: elsewhere they get stuck at the least numbers above it, with which a processor takes long."""
-    torch.set_flush_denormal(False)
-    any_script = import_module(name)
-    (train_selfplay if "selfplay" in name else train)(any_script)
-    optimizer = any_script.make_optimizer([torch.nn.Parameter(torch.ones(3))], lr=0.1)
-    for gradient in [1e-30] + 2000 * [0.0]:
-        any_script.gradient_step(optimizer, torch.full((3,), gradient))
-    (state,) = optimizer.state.values()
-    assert not state["exp_avg"].any()
 
 
 def test_evaluation_does_not_touch_the_training(script: ModuleType, train: Train) -> None:
@@ -159,30 +176,57 @@ def test_processes_equal_one_after_another(script: ModuleType, train: Train) -> 
     assert_same_weights(train(script, num_envs=2), train(script, num_envs=2, vectorization="async"))
 
 
-def test_logged_keys_are_those_of_the_readme(script: ModuleType, train: Train) -> None:
-    """Every key is explained there, and every key explained there for this script is logged."""
-    label = script.__name__.split("_")[0].upper()
-    flags = {"value_network": True} if label == "SAC" else {}
-    total = {"PPO": 1024, "SAC": 480}[label]  # Pendulum's episodes are 200 steps long
-    logged = set(read_scalars(train(script, total_timesteps=total, eval_freq=120, **flags)))
-    rows = re.findall(r"^\| `([\w/ ,`]+)` \| (\w+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
-    explained = {key for keys, scripts in rows if scripts in ("both", label) for key in re.split(r"`, `", keys)}
-    assert logged == explained
+def test_logged_keys_are_those_of_the_docs(script: ModuleType, train: Train) -> None:
+    """Every key is explained there, and every key explained there is logged."""
+    label = script.__name__.split("_")[0]
+    docs = ROOT / "docs" / f"{label}.md"
+    if not docs.exists():
+        pytest.skip(f"there is no docs/{label}.md yet")
+    total = {"ppo": 1024, "sac": 480}[label]  # Pendulum's episodes are 200 steps long
+    logged = set(read_scalars(train(script, total_timesteps=total, eval_freq=120)))
+    (table,) = re.findall(r"^\| key \|.*\n((?:\|.*\n)+)", docs.read_text(), re.MULTILINE)
+    assert logged == {key for row in table.splitlines() for key in re.findall(r"`(\w+/\w+)`", row.split("|")[1])}
+
+
+@pytest.mark.parametrize("freqs", [{"eval_freq": 64}, {"eval_freq": 80, "log_freq": 60}], ids=str)
+def test_speed_does_not_include_evaluations(
+    script: ModuleType, train: Train, monkeypatch: pytest.MonkeyPatch, freqs: dict[str, int]
+) -> None:
+    """By a clock on which a step takes a second and an evaluation a day."""
+    clock, step_envs, evaluate = SimpleNamespace(now=0.0), script.step_envs, script.evaluate
+
+    def slow_step(*args: Any) -> Any:
+        clock.now += 1.0
+        return step_envs(*args)
+
+    def slow_evaluation(*args: Any) -> Any:
+        result = evaluate(*args)
+        clock.now += 86_400.0
+        return result
+
+    monkeypatch.setattr(utils.run, "time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr(script, "step_envs", slow_step)
+    monkeypatch.setattr(script, "evaluate", slow_evaluation)
+    flags = {name: value for name, value in freqs.items() if hasattr(script.Args, name)}
+    speeds = read_scalars(train(script, num_envs=2, **flags))["charts/SPS"]
+    assert len(speeds) >= 4
+    assert {speed for _, speed in speeds} == {2.0}  # two environments
 
 
 def test_points_are_neither_doubled_nor_missing(script: ModuleType, train: Train) -> None:
     """One point a key and step; evaluations on schedule, and one at the end."""
-    scalars = read_scalars(train(script, num_envs=2, eval_freq=80, total_timesteps=480 if script.__name__[0] == "s" else 448))
+    total = 480 if script is sac_continuous else 448
+    scalars = read_scalars(train(script, num_envs=2, eval_freq=80, total_timesteps=total))
     for series in scalars.values():
         steps = [step for step, _ in series]
         assert steps == sorted(set(steps))
         assert all(np.isfinite(value) for _, value in series)
-    expected = [80, 160, 240, 320, 400, 480] if script.__name__[0] == "s" else [128, 192, 256, 320, 448]
+    expected = [80, 160, 240, 320, 400, 480] if script is sac_continuous else [128, 192, 256, 320, 448]
     assert [step for step, _ in scalars["eval/return_mean"]] == expected
 
 
-def test_total_timesteps_are_rounded_up_aloud(script: ModuleType, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not a step less than was asked for."""
+def test_total_timesteps_are_rounded_up(script: ModuleType, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """And the run says so."""
     flags = {"total_timesteps": 130, "num_envs": 4}
     folder = train(script, **flags)
     total = {"ppo_continuous": 256, "sac_continuous": 132}[script.__name__]
@@ -190,11 +234,12 @@ def test_total_timesteps_are_rounded_up_aloud(script: ModuleType, train: Train, 
     assert "--total-timesteps 130 is rounded up" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "InvertedPendulum-v5"])
 def test_video(script: ModuleType, train: Train, env_id: str) -> None:
-    """Of evaluations during training, at its end, and of a saved model: files that a decoder reads."""
+    """Of evaluations during training, at its end, and of a saved model; a decoder reads them."""
     folder = train(script, env_id=env_id, capture_video=True, eval_freq=128, eval_episodes=1)
-    script.main(script.Args(evaluate=folder, eval_episodes=1, capture_video=True))
+    evaluate(script, folder, "--capture-video")
     videos = {path.name: path for path in (folder / "videos").glob("*.mp4")}
     assert {"step-128-episode-0.mp4", "final-episode-0.mp4", "evaluate-episode-0.mp4"} <= set(videos)
     frames = iio.imread(videos["final-episode-0.mp4"])
@@ -202,8 +247,9 @@ def test_video(script: ModuleType, train: Train, env_id: str) -> None:
     assert frames.std() > 1  # not one colour
 
 
+@pytest.mark.slow
 def test_wandb_offline(script: ModuleType, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same points as TensorBoard's go to the real W&B client, which writes them into the run folder and nowhere else."""
+    """The real W&B client gets the same points as TensorBoard, and writes only into the run folder."""
     points: dict[tuple[str, int], float] = {}
     log = wandb.Run.log
 
@@ -224,91 +270,141 @@ def test_wandb_offline(script: ModuleType, train: Train, monkeypatch: pytest.Mon
     assert all(points[key] == pytest.approx(value, rel=1e-5) for key, value in expected.items())
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_by_a_signal(script: ModuleType, tmp_path: Path, signum: int, status: int) -> None:
-    """Ctrl-C and SIGTERM: no traceback, a model that can be evaluated, and the exit status that shells expect."""
-    (tmp_path / f"{script.__name__}.py").write_text((ROOT / f"{script.__name__}.py").read_text())
-    run = subprocess.Popen(
-        command(script, total_timesteps=10_000_000, num_envs=2, vectorization="async"),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    while not list(tmp_path.glob("runs/*/events*")):
-        time.sleep(0.1)
-        assert run.poll() is None
+class Process:
+    """A script in a process of its own, in a group of its own, with its output."""
+
+    def __init__(self, words: list[str], folder: Path) -> None:
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            words, cwd=folder, env=VARIABLES, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.output = ""
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self) -> None:
+        """Collects the output."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+
+    def wait_for(self, text: str) -> None:
+        """Waits until this has been printed."""
+        deadline = time.monotonic() + 120
+        while text not in self.output:
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.01)
+
+    def signal(self, signum: int) -> None:
+        """To the environments' processes, too, as a terminal does."""
+        os.killpg(self.process.pid, signum)
+
+    def end(self) -> int:
+        """The exit status."""
+        try:
+            status = self.process.wait(timeout=60)
+        finally:
+            if self.process.poll() is None:
+                self.signal(signal.SIGKILL)
+        self.reader.join()
+        assert "Traceback" not in self.output, self.output
+        return status
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("signum", "status", "pauses"),
+    [
+        (signal.SIGINT, {130}, []),
+        (signal.SIGTERM, {143}, []),
+        (signal.SIGINT, {130, -signal.SIGINT}, [0.0]),  # at once after the second one
+        (signal.SIGINT, {130, -signal.SIGINT}, [0.05]),
+        (signal.SIGINT, {130, -signal.SIGINT}, [0.15, 0.15]),
+    ],
+)
+def test_stopped_by_signals(
+    script: ModuleType, tmp_path: Path, signum: int, status: set[int], pauses: list[float]
+) -> None:
+    """With environments in processes: no traceback, and the exit status that shells expect; the first one saves."""
+    words = command(script, total_timesteps=10_000_000, num_envs=2, vectorization="async")
+    process = Process(words, tmp_path)
+    process.wait_for("run folder")
     time.sleep(1.0)
-    os.killpg(run.pid, signum)  # to the environments' processes, too, as a terminal does
-    stdout, stderr = run.communicate(timeout=60)
-    assert run.returncode == status, stderr
-    assert "Traceback" not in stderr
-    assert "stopped by signal" in stdout
+    process.signal(signum)
+    for pause in pauses:
+        time.sleep(pause)
+        if process.process.poll() is None:
+            process.signal(signum)
+    assert process.end() in status, process.output
+    if not pauses:
+        assert f"stopped by signal {int(signum)}" in process.output
+        (folder,) = (tmp_path / "runs").iterdir()
+        assert (folder / "model.pt").exists()
+        assert (folder / "checkpoint.pt").exists()
+
+
+@pytest.mark.slow
+def test_interrupted_evaluations(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C ends an evaluation of a task without an end, final or not; --resume only repeats the final one."""
+    process = Process(command(script, env_id="toy_envs:Forever-v0", eval_episodes=100), tmp_path)
+    process.wait_for("the final evaluation begins")
+    time.sleep(0.5)
+    process.signal(signal.SIGINT)
+    assert process.end() == 130, process.output
     (folder,) = (tmp_path / "runs").iterdir()
-    script.load_model(folder)
+    weights = load_weights(folder)
+    assert f"--resume runs/{folder.name}" in process.output
+    assert "evaluation: " not in process.output
 
+    process = Process([sys.executable, str(script.__file__), "--evaluate", f"runs/{folder.name}"], tmp_path)
+    time.sleep(5.0)  # imports, and then it plays
+    process.signal(signal.SIGINT)
+    assert process.end() in (130, -signal.SIGINT), process.output
 
-def test_a_second_signal_ends_an_evaluation(script: ModuleType, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once: one that waits for an episode without an end, say."""
-    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    interrupts = 0
-
-    def evaluate(*_: Any) -> None:
-        nonlocal interrupts
-        while True:
-            interrupts += 1
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(script, "evaluate", evaluate)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            train(script)
-    finally:
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
-    assert interrupts == 2
-
-
-def test_runs_in_the_same_second_and_odd_names(script: ModuleType, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run has a folder of its own, whose name needs no quoting."""
-    monkeypatch.setattr(script.time, "time", lambda: 1234567890.5)
-    names = [script.make_run_folder(script.Args(env_id="ALE/Pong:x-v5", exp_name="a b")).name for _ in range(3)]
-    assert len(set(names)) == 3
-    assert all(re.fullmatch(r"[\w.-]+", name) for name in names)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(script, "MAX_EPISODE_STEPS", 70)
+    script.main(script.parse_args(script.Args, ["--resume", str(folder), "--no-compile"]))
+    assert "length 70.0" in capsys.readouterr().out
+    assert all(torch.equal(value, weights[name]) for name, value in load_weights(folder).items())
 
 
 FLAGS: dict[str, list[dict[str, Any]]] = {
     "ppo_continuous": [
-        {"exp_name": "mine", "torch_deterministic": False, "save_model": False},
+        {"exp_name": "mine", "save_model": False},
         {"anneal_lr": False, "norm_adv": True, "clip_vloss": True, "norm_obs": False, "norm_reward": False},
         {"gamma": 0.9, "gae_lambda": 0.5, "clip_coef": 0.001, "ent_coef": 0.01, "vf_coef": 1.0, "max_grad_norm": 0.1},
         {"target_kl": 0.0, "learning_rate": 1e-3, "log_std_init": -0.5, "log_std_min": -0.75},
         {"stagger": False, "adam_beta1": 0.9, "adam_beta2": 0.999},
     ],
     "sac_continuous": [
-        {"exp_name": "mine", "torch_deterministic": False, "save_model": False},
+        {"exp_name": "mine", "save_model": False},
         {"policy_lr_schedule": "linear", "q_lr_schedule": "linear", "alpha_lr_schedule": "linear"},
         {"gamma": 0.9, "tau": 0.1, "policy_lr": 1e-4, "q_lr": 1e-4, "alpha_lr": 1e-4, "target_entropy_scale": 0.5},
-        {"updates_per_step": 0.25, "policy_frequency": 2, "target_network_frequency": 2, "autotune": False, "alpha": 0.2},
-        {"updates_per_step": 2.0, "norm_obs": True, "value_network": True, "num_envs": 3},
+        {"updates_per_step": 0.25, "policy_frequency": 2, "target_network_frequency": 2}
+        | {"autotune": False, "alpha": 0.2},
+        {"updates_per_step": 2.0, "norm_obs": True, "num_envs": 3},
     ],
 }
 
 
 @pytest.mark.parametrize(("name", "flags"), [(name, flags) for name, rows in FLAGS.items() for flags in rows], ids=str)
 def test_every_flag_runs_and_changes_something(train: Train, name: str, flags: dict[str, Any]) -> None:
-    """A flag that does nothing is a defect: each that concerns learning alters the weights, alone."""
+    """Each flag that concerns learning changes the weights."""
     script = sys.modules[name]
     folder = train(script, **flags)
     assert (folder / "model.pt").exists() == flags.get("save_model", True)
     assert folder.name.split("__")[1] == flags.get("exp_name", name)
     default = load_weights(train(script))
     for flag, value in flags.items():
-        if flag in ("exp_name", "torch_deterministic", "save_model", "alpha"):
+        if flag in ("exp_name", "save_model", "alpha"):
             continue
         weights = load_weights(train(script, **{flag: value}))
-        assert weights.keys() != default.keys() or any(not torch.equal(weights[key], default[key]) for key in weights), flag
+        assert weights.keys() != default.keys() or any(
+            not torch.equal(weights[key], default[key]) for key in weights
+        ), flag
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0, 3.0])
@@ -318,7 +414,7 @@ def test_updates_per_step(train: Train, monkeypatch: pytest.MonkeyPatch, ratio: 
     update = sac_continuous.update
 
     def spy(*args: Any) -> Any:
-        counts.append(args[-1])
+        counts.append(args[4])
         return update(*args)
 
     monkeypatch.setattr(sac_continuous, "update", spy)
@@ -334,4 +430,5 @@ def test_linear_schedules_end_at_zero(train: Train) -> None:
         expected = [learning_rate * (1 - (step - 1) / 240) for step in range(40, 241, 40)]
         assert [value for _, value in sac[f"charts/{name}_lr"]] == pytest.approx(expected, rel=1e-5)
     ppo = read_scalars(train(ppo_continuous))
-    assert [value for _, value in ppo["charts/learning_rate"]] == pytest.approx([3e-4, 2.25e-4, 1.5e-4, 0.75e-4], rel=1e-5)
+    rates = [value for _, value in ppo["charts/learning_rate"]]
+    assert rates == pytest.approx([3e-4, 2.25e-4, 1.5e-4, 0.75e-4], rel=1e-5)

@@ -1,4 +1,4 @@
-"""SAC's log-probability, losses and update against references in float64: torch.distributions and a second implementation."""
+"""SAC's log-probability, losses and update in float64, against torch.distributions and a second implementation."""
 
 import copy
 import math
@@ -13,7 +13,12 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 from toy_envs import make_vector
 
 import sac_continuous
-from sac_continuous import Agent, Args, TwinLinear, make_optimizer, sample_actions, update
+from sac_continuous import Adam, Agent, Args, TwinLinear, sample_actions, update
+
+
+def make_optimizers(agent: Agent, lr: float) -> dict[str, Adam]:
+    """The three of a run."""
+    return {name: Adam(group, lr, 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
 
 
 def squashed(mean: Tensor, log_std: Tensor) -> TransformedDistribution:
@@ -42,9 +47,10 @@ def test_squashed_log_probability_and_its_gradient(scale: float) -> None:
 
 
 def test_squashed_log_probability_is_a_density() -> None:
-    """In float32: exp(log_prob), averaged over actions drawn from it with weight 1 / density, measures the interval: 2."""
+    """Importance sampling in float32: the mean of 1 / density over the actions in an interval is its length."""
     torch.manual_seed(0)
-    actions, log_prob = sample_actions(torch.full((400_000, 1), 0.2), torch.full((400_000, 1), -0.1), torch.randn(400_000, 1))
+    mean, log_std = torch.full((400_000, 1), 0.2), torch.full((400_000, 1), -0.1)
+    actions, log_prob = sample_actions(mean, log_std, torch.randn(400_000, 1))
     inside = actions[:, 0].abs() < 0.9  # the weights have no finite variance at the ends
     assert (inside / log_prob.exp()).mean().item() == pytest.approx(1.8, rel=0.01)
 
@@ -77,9 +83,8 @@ class Reference:
         self.args, agent = args, copy.deepcopy(agent)
         self.actor, self.log_alpha = agent.actor, agent.log_alpha
         self.q = [self.single_critic(agent.qf, i) for i in range(2)]
-        self.v = agent.vf if args.value_network else None
-        self.q_target, self.v_target = copy.deepcopy(self.q), copy.deepcopy(self.v)
-        q_params = [p for net in [*self.q, *([self.v] if self.v is not None else [])] for p in net.parameters()]
+        self.q_target = copy.deepcopy(self.q)
+        q_params = [p for net in self.q for p in net.parameters()]
         self.q_optimizer = torch.optim.Adam(q_params, lr=args.q_lr)
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=args.policy_lr)
         self.alpha_optimizer = torch.optim.Adam([self.log_alpha], lr=args.alpha_lr)
@@ -104,22 +109,13 @@ class Reference:
         return actions, distribution.log_prob(actions)
 
     def update(self, batch: tuple[Tensor, ...], num_updates: int) -> None:
-        """Algorithm 1 of 2018b, or of 2018a with a value network."""
+        """Algorithm 1."""
         obs, actions, rewards, next_obs, terminations = batch
         alpha = self.log_alpha.exp().item()
-        if self.v is None:
-            next_actions, next_log_prob = self.policy(next_obs)
-            next_value = self.min_q(self.q_target, next_obs, next_actions) - alpha * next_log_prob
-        else:
-            assert self.v_target is not None
-            next_value = self.v_target(next_obs)[:, 0]
+        next_actions, next_log_prob = self.policy(next_obs)
+        next_value = self.min_q(self.q_target, next_obs, next_actions) - alpha * next_log_prob
         target = torch.where(terminations.bool(), rewards, rewards + self.args.gamma * next_value).detach()
         loss = sum(nn.functional.mse_loss(net(torch.cat([obs, actions], 1))[:, 0], target) for net in self.q)
-        if self.v is not None:
-            fresh, log_prob = self.policy(obs)
-            loss = loss + nn.functional.mse_loss(
-                self.v(obs)[:, 0], (self.min_q(self.q, obs, fresh) - alpha * log_prob).detach()
-            )
         self.step(self.q_optimizer, loss)
         if num_updates % self.args.policy_frequency == 0:
             for _ in range(self.args.policy_frequency):
@@ -127,13 +123,10 @@ class Reference:
                 alpha = self.log_alpha.exp().item()
                 self.step(self.actor_optimizer, (alpha * log_prob - self.min_q(self.q, obs, fresh)).mean())
                 if self.args.autotune:
-                    target_entropy = -self.args.target_entropy_scale
-                    self.step(self.alpha_optimizer, (self.log_alpha.exp() * (-log_prob.detach() - target_entropy)).mean())
+                    surplus = -log_prob.detach() + self.args.target_entropy_scale  # of entropy, in one dimension
+                    self.step(self.alpha_optimizer, (self.log_alpha.exp() * surplus).mean())
         if num_updates % self.args.target_network_frequency == 0:
-            pairs = [(self.v, self.v_target)] if self.v is not None else list(zip(self.q, self.q_target, strict=True))
-            for net, target_net in pairs:
-                assert net is not None
-                assert target_net is not None
+            for net, target_net in zip(self.q, self.q_target, strict=True):
                 for p, p_target in zip(net.parameters(), target_net.parameters(), strict=True):
                     p_target.data = (1 - self.args.tau) * p_target.data + self.args.tau * p.data
 
@@ -151,23 +144,16 @@ class Reference:
         {},
         {"autotune": False, "alpha": 0.2},
         {"policy_frequency": 2, "target_network_frequency": 3, "target_entropy_scale": 0.5},
-        {"value_network": True},
-        {"value_network": True, "autotune": False, "alpha": 0.2},
     ],
     ids=str,
 )
 def test_updates_against_a_second_implementation(flags: dict[str, Any]) -> None:
-    """Six updates in float64 from the same random numbers: every weight, target and the entropy coefficient are compared."""
+    """Six updates in float64 from the same random numbers: all weights, targets and coefficients are compared."""
     torch.manual_seed(0)
     args = Args(tau=0.1, alpha=flags.pop("alpha", 0.7), **flags)
     agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), args).double()
     reference = Reference(agent, args)
-    critics = [*agent.qf.parameters(), *(agent.vf.parameters() if args.value_network else [])]
-    optimizers = {
-        "policy": make_optimizer(agent.actor.parameters(), lr=args.policy_lr),
-        "q": make_optimizer(critics, lr=args.q_lr),
-        "alpha": make_optimizer([agent.log_alpha], lr=args.alpha_lr),
-    }
+    optimizers = make_optimizers(agent, lr=1e-3)
     for num_updates in range(6):
         torch.manual_seed(100 + num_updates)
         obs, actions, rewards, next_obs = (torch.randn(shape).double() for shape in ((32, 2), (32, 1), 32, (32, 2)))
@@ -180,27 +166,25 @@ def test_updates_against_a_second_implementation(flags: dict[str, Any]) -> None:
     close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-9)
     close(agent.log_alpha, reference.log_alpha)
     close(agent.actor.state_dict(), reference.actor.state_dict())
-    nets: list[tuple[Any, Any]] = [(Reference.single_critic(agent.qf, i), reference.q[i]) for i in range(2)]
-    if args.value_network:
-        nets += [(agent.vf, reference.v), (agent.vf_target, reference.v_target)]
-    else:
-        nets += [(Reference.single_critic(agent.qf_target, i), reference.q_target[i]) for i in range(2)]
-    for net, expected in nets:
-        close(net.state_dict(), expected.state_dict())
+    for twins, critics in ((agent.qf, reference.q), (agent.qf_target, reference.q_target)):
+        for i in range(2):
+            close(Reference.single_critic(twins, i).state_dict(), critics[i].state_dict())
 
 
 def test_the_actors_loss_leaves_no_gradient_in_the_critics() -> None:
-    """The gradients are those of the actor and of the entropy coefficient, in the order of their parameters, and no others."""
+    """It returns the gradients of the actor and of the entropy coefficient, in the order of their parameters."""
     torch.manual_seed(0)
     agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args())
     obs, noise = torch.randn(8, 2), torch.randn(8, 1)
-    gradient, alpha_gradient, _ = sac_continuous.compute_actor_gradient(agent, obs, noise, Args())
+    gradient, alpha_gradient, _ = sac_continuous.compute_actor_gradient(agent, (obs,), noise, Args())
     assert all(p.grad is None for p in agent.parameters())
     sac_continuous.compute_actor_loss(agent, obs, noise)[0].backward()
-    torch.testing.assert_close(gradient, nn.utils.parameters_to_vector([p.grad for p in agent.actor.parameters()]))  # type: ignore[misc]
+    torch.testing.assert_close(
+        gradient, torch.cat([p.grad.flatten() for p in agent.actor.parameters() if p.grad is not None])
+    )
     assert alpha_gradient is not None
     assert len(alpha_gradient) == 1
-    assert sac_continuous.compute_actor_gradient(agent, obs, noise, Args(autotune=False))[1] is None
+    assert sac_continuous.compute_actor_gradient(agent, (obs,), noise, Args(autotune=False))[1] is None
 
 
 def test_the_normalisation_is_shared() -> None:
@@ -213,19 +197,17 @@ def test_the_normalisation_is_shared() -> None:
     obs, next_obs = torch.randn(16, 2) * 3 + 5, torch.randn(16, 2) * 3 + 5
     other = torch.rand(16, 1), torch.randn(16)
     for a, o, n in ((agent, obs, next_obs), (plain, agent.obs_rms.normalize(obs), agent.obs_rms.normalize(next_obs))):
-        groups = {"policy": a.actor.parameters(), "q": a.qf.parameters(), "alpha": [a.log_alpha]}
-        optimizers = {name: make_optimizer(params, lr=1e-3) for name, params in groups.items()}
         torch.manual_seed(1)
-        update(a, optimizers, (o, other[0], other[1], n, torch.zeros(16)), Args(), 0)
+        update(a, make_optimizers(a, lr=1e-3), (o, other[0], other[1], n, torch.zeros(16)), Args(), 0)
     torch.testing.assert_close(agent.state_dict(), plain.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("norm_obs", [True, False])
 def test_what_acts_is_what_the_losses_draw_from(norm_obs: bool) -> None:
-    """What acts has the distribution that the losses draw from, at both ends of its log standard deviation, too."""
+    """Actions have the distribution that the losses draw from, also at both ends of the log standard deviation."""
     torch.manual_seed(0)
     agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args(norm_obs=norm_obs))
-    optimizer = make_optimizer(agent.actor.parameters(), lr=0.01)
+    optimizer = make_optimizers(agent, lr=0.01)["policy"]
     agent.obs_rms.update(torch.randn(100, 2) * 3 + 5)
     obs, noise = torch.randn(20, 2) * 3 + 5, 0.1 * torch.randn(20, 1)
     obs[0] = 1e6  # clipped if normalised
@@ -234,8 +216,8 @@ def test_what_acts_is_what_the_losses_draw_from(norm_obs: bool) -> None:
         last.bias.data[1] += bias
         mean, log_std = agent.actor(agent.normalize(obs))
         expected = (mean + log_std.exp() * noise).tanh()
-        torch.testing.assert_close(torch.as_tensor(agent.act(obs.double().numpy())), mean.tanh().detach(), rtol=1e-4, atol=1e-5)
+        deterministic = torch.as_tensor(agent.act(obs.double().numpy()))
+        torch.testing.assert_close(deterministic, mean.tanh().detach(), rtol=1e-4, atol=1e-5)
         actions = torch.as_tensor(agent.act(obs.double().numpy(), noise))
         torch.testing.assert_close(actions, expected.detach(), rtol=1e-3, atol=1e-4)
-        optimizer.param_groups[0]["params"][0].grad = torch.randn_like(optimizer.param_groups[0]["params"][0])
-        optimizer.step()
+        optimizer.step(torch.randn_like(optimizer.vector))

@@ -102,7 +102,9 @@ def run(script: ModuleType, capsys: pytest.CaptureFixture[str], *words: str) -> 
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
     assert os.listdir() == before
-    if captured.err.startswith("error: "):  # ours; the others are tyro's, which names the flag and the type that it takes
+    if captured.err.startswith(
+        "error: "
+    ):  # ours; the others are tyro's, which names the flag and the type that it takes
         assert captured.err.count("\n") == 1
         assert captured.out == ""
     return captured.err
@@ -126,7 +128,10 @@ def test_bad_flag(name: str, case: str, empty_folder: Path, capsys: pytest.Captu
 
 
 GAMES = [
-    (["--env-id", "sumo", "--env-kwargs", '{"actions": "hexagonal"}'], "actions must be one of box, discrete, multidiscrete"),
+    (
+        ["--env-id", "sumo", "--env-kwargs", '{"actions": "hexagonal"}'],
+        "actions must be one of box, discrete, multidiscrete",
+    ),
     (["--env-id", "sumo", "--env-kwargs", '{"nonsense": 1}'], "nonsense"),
     (["--env-id", "sumo", "--teams", '{"red": ["left_0"], "blue": ["right_0"]}'], "--teams"),
     (["--env-id", "pursuit", "--env-kwargs", '{"actions": "discrete"}'], "actions"),
@@ -167,7 +172,11 @@ def test_the_sentence_says_what_the_flag_takes(
 
 @pytest.mark.parametrize("package", ["wandb", "moviepy"])
 def test_missing_optional_package(
-    selfplay: ModuleType, package: str, empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    selfplay: ModuleType,
+    package: str,
+    empty_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Named, with the command that installs it."""
     monkeypatch.setattr(selfplay, "find_spec", lambda name: None if name == package else object())
@@ -194,7 +203,18 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-DAMAGES = ["missing", "empty", "truncated", "garbage", "pickle", "torch pickle", "list", "foreign", "other shapes", "window"]
+DAMAGES = [
+    "missing",
+    "empty",
+    "truncated",
+    "garbage",
+    "pickle",
+    "torch pickle",
+    "list",
+    "foreign",
+    "other shapes",
+    "window",
+]
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
@@ -249,7 +269,17 @@ def saved_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         words = [word for pair in (TINY | (TINY_PPO if name == "ppo_selfplay" else {})).items() for word in pair]
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            flags = ["--eval-freq", "0", "--eval-games", "2", "--cross-play-games", "0", "--no-cuda", "--save-steps", "128"]
+            flags = [
+                "--eval-freq",
+                "0",
+                "--eval-games",
+                "2",
+                "--cross-play-games",
+                "0",
+                "--no-cuda",
+                "--save-steps",
+                "128",
+            ]
             script.main(tyro.cli(script.Args, args=words + flags))
         (folders[name],) = (folder / "runs").iterdir()
     return folders
@@ -261,7 +291,9 @@ def test_the_other_scripts_model(
     """PPO cannot act with SAC's weights, and says that it is not its own file."""
     ours = str(saved_runs[selfplay.__name__])
     (other,) = (str(folder) for name, folder in saved_runs.items() if name != selfplay.__name__)
-    assert "--evaluate takes a run folder with a whole model.pt of this script" in run(selfplay, capsys, "--evaluate", other)
+    assert "--evaluate takes a run folder with a whole model.pt of this script" in run(
+        selfplay, capsys, "--evaluate", other
+    )
     assert "--against takes a run folder" in run(selfplay, capsys, "--evaluate", ours, "--against", other)
 
 
@@ -300,7 +332,9 @@ def test_warning_of_swaps_within_a_game(
     """Said once, with the numbers: eight opponents that each play a game of some steps."""
     train_selfplay(selfplay, swap_steps=9, total_timesteps=2048)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: --swap-steps 9 is less than the opponents' steps in one game (8 agents of opponents,")
+    assert line.startswith(
+        "warning: --swap-steps 9 is less than the opponents' steps in one game (8 agents of opponents,"
+    )
     train_selfplay(selfplay, swap_steps=10_000, total_timesteps=2048)
     train_selfplay(selfplay, total_timesteps=2048)
     assert capsys.readouterr().err == ""

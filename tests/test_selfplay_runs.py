@@ -108,11 +108,15 @@ def test_a_role_at_rest_does_not_change(selfplay: ModuleType, train_selfplay: Tr
     assert len(model["snapshots"]["pursuers"]) > 3
 
 
-def test_no_illegal_move_is_ever_made(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_illegal_move_is_ever_made(
+    selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Connect four: the game's own referee stays silent in training, evaluation and table, and would have spoken."""
     offences = []
     monkeypatch.setattr(EnvLogger, "warn_on_illegal_move", lambda: offences.append(1))
-    train_selfplay(selfplay, env_id="pettingzoo.classic.connect_four_v3", total_timesteps=1024, num_games=4, cross_play_games=2)
+    train_selfplay(
+        selfplay, env_id="pettingzoo.classic.connect_four_v3", total_timesteps=1024, num_games=4, cross_play_games=2
+    )
     assert not offences
     env = make_team_env("pettingzoo.classic.connect_four_v3", 1)
     env.reset(0)
@@ -143,7 +147,9 @@ def test_a_learner_that_leaves_its_games_early(selfplay: ModuleType, train_selfp
     """Rollouts in which it acts seldom or never: it learns from what there is, and nothing becomes nan."""
     (tmp_path / "quitter.py").write_text(QUITTER)
     for num_games in (1, 3):
-        folder = train_selfplay(selfplay, env_id="quitter", num_games=num_games, total_timesteps=240 * num_games, norm_obs=True)
+        folder = train_selfplay(
+            selfplay, env_id="quitter", num_games=num_games, total_timesteps=240 * num_games, norm_obs=True
+        )
         assert all(value.isfinite().all() for value in all_weights(folder).values())
         model = load(folder)
         assert model["agents"]["red"]["obs_rms.count"] == model["snapshots"]["red"][-1]["step"] == 8 * num_games
@@ -158,7 +164,11 @@ def test_same_seed_same_weights(selfplay: ModuleType, train_selfplay: Train) -> 
     assert are_equal(all_weights(one), all_weights(same))
     for snapshot, twin in zip(load(one)["snapshots"]["sumo"], load(same)["snapshots"]["sumo"], strict=True):
         assert are_equal(snapshot["weights"], twin["weights"])
-        assert (snapshot["rating"], snapshot["step"], snapshot["results"]) == (twin["rating"], twin["step"], twin["results"])
+        assert (snapshot["rating"], snapshot["step"], snapshot["results"]) == (
+            twin["rating"],
+            twin["step"],
+            twin["results"],
+        )
     assert not are_equal(all_weights(one), all_weights(other))
 
 
@@ -167,7 +177,10 @@ def test_evaluation_does_not_touch_the_training(selfplay: ModuleType, env_id: st
     """Off or often, by samples or the likeliest actions, with statistics that would drift if they were not frozen."""
     flags = {"env_id": env_id, "norm_obs": True, "team_change": 128}
     plain = all_weights(train_selfplay(selfplay, **flags))
-    for changes in ({"eval_freq": 64, "eval_games": 4}, {"eval_freq": 256, "deterministic": True, "cross_play_games": 2}):
+    for changes in (
+        {"eval_freq": 64, "eval_games": 4},
+        {"eval_freq": 256, "deterministic": True, "cross_play_games": 2},
+    ):
         assert are_equal(plain, all_weights(train_selfplay(selfplay, **flags, **changes)))
 
 
@@ -227,10 +240,31 @@ COMMON_KEYS = {
     "eval/sumo_score_vs_charge",
     "eval/sumo_score_vs_centre",
 }
-PPO_KEYS = {"policy_loss", "value_loss", "entropy", "approx_kl", "old_approx_kl", "clipfrac", "grad_norm", "explained_variance"}
-SAC_KEYS = {"qf1_loss", "qf2_loss", "qf1_values", "qf2_values", "qf_grad_norm", "actor_loss", "actor_grad_norm", "entropy"}
+PPO_KEYS = {
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "approx_kl",
+    "old_approx_kl",
+    "clipfrac",
+    "grad_norm",
+    "explained_variance",
+}
+SAC_KEYS = {
+    "qf1_loss",
+    "qf2_loss",
+    "qf1_values",
+    "qf2_values",
+    "qf_grad_norm",
+    "actor_loss",
+    "actor_grad_norm",
+    "entropy",
+}
 SAC_KEYS |= {"alpha", "alpha_loss", "action_magnitude", "policy_mean", "policy_std"}
-RATES = {"ppo_selfplay": {"charts/learning_rate"}, "sac_selfplay": {f"charts/{name}_lr" for name in ("policy", "q", "alpha")}}
+RATES = {
+    "ppo_selfplay": {"charts/learning_rate"},
+    "sac_selfplay": {f"charts/{name}_lr" for name in ("policy", "q", "alpha")},
+}
 
 
 def test_folder_and_logs(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,7 +283,12 @@ def test_folder_and_logs(selfplay: ModuleType, train_selfplay: Train, capsys: py
     assert [event.step for event in events.Scalars("eval/sumo_score_vs_random")] == [256, 512, 768, 1024]
 
     printed = capsys.readouterr().out
-    players = ["random", "charge", "centre", *(f"step {snapshot['step']:,}" for snapshot in load(folder)["snapshots"]["sumo"])]
+    players = [
+        "random",
+        "charge",
+        "centre",
+        *(f"step {snapshot['step']:,}" for snapshot in load(folder)["snapshots"]["sumo"]),
+    ]
     with (folder / "cross_play.csv").open() as file:
         header, *rows = csv.reader(file)
     names = [row[0] for row in rows]
@@ -265,7 +304,9 @@ def test_folder_and_logs(selfplay: ModuleType, train_selfplay: Train, capsys: py
     assert json.loads((folder / "args.json").read_text())["cross_play_games"] == 4
 
 
-def test_next_command_runs_as_printed(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_next_command_runs_as_printed(
+    selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The score of the policy against the best scripted player, with an interval, and a video of it."""
     folder = train_selfplay(selfplay)
     (words,) = re.findall(rf"^ *python {selfplay.__name__}\.py (.*)$", capsys.readouterr().out, re.MULTILINE)
@@ -362,7 +403,9 @@ def test_evaluation_prints_what_the_training_printed(
     assert len(against) == 3
 
 
-def test_the_table_samples_actions(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_samples_actions(
+    selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Snapshots meet as in training, with noise; scripted players meet likeliest actions, which take none."""
     agents, pools, run_args = selfplay.load_model(train_selfplay(selfplay), "evaluate")
     run_args.eval_games = run_args.cross_play_games = 2
@@ -404,7 +447,9 @@ def test_against(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.Cap
     assert 0.2 < results[one.name, one.name] < 0.8
 
 
-def test_against_in_an_asymmetric_game(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_against_in_an_asymmetric_game(
+    selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each role of the one run plays the other role of the other."""
     one, other = (train_selfplay(selfplay, env_id="pursuit", total_timesteps=128, seed=seed) for seed in (1, 2))
     lines = evaluate(selfplay, capsys, one, against=str(other)).splitlines()
@@ -422,7 +467,12 @@ def test_against_in_an_asymmetric_game(selfplay: ModuleType, train_selfplay: Tra
 SCHEDULES = ("policy_lr_schedule", "q_lr_schedule", "alpha_lr_schedule")
 SWITCHES = ("anneal_lr", "norm_adv", "norm_obs", "norm_reward", "clip_vloss")
 BASE: dict[str, dict[str, Any]] = {
-    "ppo_selfplay": {"total_timesteps": 1024, "num_steps": 32, "update_epochs": 2, "play_against_latest_model_ratio": 0.5}
+    "ppo_selfplay": {
+        "total_timesteps": 1024,
+        "num_steps": 32,
+        "update_epochs": 2,
+        "play_against_latest_model_ratio": 0.5,
+    }
     | dict.fromkeys(SWITCHES, True),
     "sac_selfplay": {"total_timesteps": 768, "play_against_latest_model_ratio": 0.5, "window": 10}
     | dict.fromkeys(SCHEDULES, "constant")
@@ -487,7 +537,9 @@ FLAGS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_every_flag_changes_something(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_flag_changes_something(
+    selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A flag that does nothing is a defect: each that concerns learning alters the weights, alone."""
     monkeypatch.setattr(selfplay, "evaluate", lambda *_: {})
     base = BASE[selfplay.__name__]
@@ -497,11 +549,30 @@ def test_every_flag_changes_something(selfplay: ModuleType, train_selfplay: Trai
         expected = all_weights(train_selfplay(selfplay, **base | extra)) if extra else default
         assert not are_equal(all_weights(train_selfplay(selfplay, **base | extra | {flag: value})), expected), flag
     ours = {"exp_name", "torch_deterministic", "cuda", "track", "wandb_project_name", "wandb_entity", "capture_video"}
-    ours |= {"save_model", "eval_freq", "eval_games", "cross_play_games", "cross_play_snapshots", "deterministic", "evaluate"}
-    ours |= {"against", "env_id", "teams", "team_change", "initial_elo", "elo_k", "log_freq", "discrete_target_entropy_scale"}
+    ours |= {
+        "save_model",
+        "eval_freq",
+        "eval_games",
+        "cross_play_games",
+        "cross_play_snapshots",
+        "deterministic",
+        "evaluate",
+    }
+    ours |= {
+        "against",
+        "env_id",
+        "teams",
+        "team_change",
+        "initial_elo",
+        "elo_k",
+        "log_freq",
+        "discrete_target_entropy_scale",
+    }
     ours |= {"checkpoint_freq", "resume", "compile"}  # see test_checkpoints.py and test_compile.py
     ours |= {"learner_side"}  # Sumo is the same from both sides, and so are the weights
-    assert {*selfplay.Args.__dataclass_fields__} - ours == {*SHARED, *FLAGS[selfplay.__name__]}, "flags that nothing tests"
+    assert {*selfplay.Args.__dataclass_fields__} - ours == {*SHARED, *FLAGS[selfplay.__name__]}, (
+        "flags that nothing tests"
+    )
 
 
 def test_discrete_target_entropy_scale(train_selfplay: Train) -> None:
@@ -673,7 +744,14 @@ def test_average_policy_is_the_equilibrium(
     monkeypatch.setattr(ppo_selfplay, "make_team_env", lambda env_id, num_games, *_: MatrixGame(num_games, stake))
     pool = {"play_against_latest_model_ratio": 0.5, "save_steps": 256, "window": 200, "total_timesteps": 120 * 256}
     plain = {"norm_obs": False, "norm_reward": False, "norm_adv": False, "anneal_lr": False}
-    step = {"num_games": 64, "num_steps": 4, "num_minibatches": 1, "update_epochs": 2, "learning_rate": 3e-3, "ent_coef": 0.2}
+    step = {
+        "num_games": 64,
+        "num_steps": 4,
+        "num_minibatches": 1,
+        "update_epochs": 2,
+        "learning_rate": 3e-3,
+        "ent_coef": 0.2,
+    }
     folder = train_selfplay(ppo_selfplay, seed=seed, **pool, **plain, **step)
     agents, pools, _ = ppo_selfplay.load_model(folder, "evaluate")
     policies = []

@@ -1,10 +1,14 @@
-"""The self-play scripts' mathematics in float64, against torch.distributions, sums over all joint actions, second
-implementations with their own Adam, and, for Box actions, the single-agent scripts."""
+"""The mathematics of the self-play scripts, in float64.
+
+The references are torch.distributions, sums over all joint actions, second implementations with an Adam of their own,
+and, for Box actions, the single-agent scripts.
+"""
 
 import copy
 import itertools
 import math
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +24,7 @@ import ppo_continuous
 import ppo_selfplay
 import sac_continuous
 import sac_selfplay
+from utils.run import BufferFiles
 from utils.team_env import Team
 
 Params = dict[str, Tensor]
@@ -31,7 +36,7 @@ def make_team(*branches: int, obs_dim: int = 5) -> Team:
 
 
 def draw_masks(n: int, branches: tuple[int, ...]) -> Tensor:
-    """Legal actions (n, sum of branches): any, but at least one of each branch; the first row is forced, the last free."""
+    """Legal actions (n, sum of branches), at least one of each branch; the first row is forced, the last one free."""
     columns = []
     for size in branches:
         mask = torch.rand(n, size) < 0.6
@@ -115,12 +120,6 @@ def test_normal_policy() -> None:
     torch.testing.assert_close(draws.mean(0), actor.mean(obs[0]), rtol=0, atol=0.03)
 
 
-def all_log_probs(module: ModuleType, actor: Any, policy: Tensor, masks: Tensor) -> Tensor:
-    """Of all actions (n, sum of branches), whichever of the scripts' policies it is."""
-    log_probs = actor.log_probs(policy, masks)
-    return torch.cat(log_probs, dim=-1) if module is ppo_selfplay else log_probs
-
-
 @pytest.mark.parametrize("module", [ppo_selfplay, sac_selfplay], ids=["ppo", "sac"])
 @pytest.mark.parametrize("branches", [(6,), (2, 5), (3, 1, 4)], ids=str)
 def test_categorical_policy(module: ModuleType, branches: tuple[int, ...]) -> None:
@@ -132,7 +131,7 @@ def test_categorical_policy(module: ModuleType, branches: tuple[int, ...]) -> No
     logits = (4 * torch.randn(40, sum(branches)).double()).requires_grad_()
     weights = torch.randn(40, 2).double()
 
-    log_probs = all_log_probs(module, actor, logits, masks)
+    log_probs = actor.log_probs(logits, masks)
     offsets = torch.tensor([0, *branches[:-1]]).cumsum(0)
     log_prob = log_probs.gather(1, actions + offsets).sum(1)
     entropy = -(log_probs.exp() * log_probs).sum(1)
@@ -216,7 +215,7 @@ def test_ppo_updates_against_a_second_implementation(branches: tuple[int, ...], 
     for layer in agent.actor.modules():  # initial policies are nearly uniform, which would hide much
         if isinstance(layer, nn.Linear):
             layer.weight.data *= 2.0
-    optimizer = ppo_selfplay.make_optimizer(agent.parameters(), lr=1e-2, eps=1e-5)
+    optimizer = ppo_selfplay.Adam(agent.parameters(), 1e-2, 0.9, 0.999, 1e-5)
     params = clone(agent.named_parameters())
     reference = Adam(params, 1e-2, eps=1e-5)
     actor_net = "actor.logits" if branches else "actor.mean"
@@ -268,7 +267,9 @@ def test_ppo_shares_its_losses_with_the_single_agent_script() -> None:
     ends = (torch.rand(2, 6, 40) < 0.2).double()
     for clip_coef in (0.1, 0.3):
         for name in ("compute_policy_loss", "compute_value_loss"):
-            ours, theirs = (getattr(module, name)(x[0], y[0], z[0], clip_coef) for module in (ppo_selfplay, ppo_continuous))
+            ours, theirs = (
+                getattr(module, name)(x[0], y[0], z[0], clip_coef) for module in (ppo_selfplay, ppo_continuous)
+            )
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     ours, theirs = (m.compute_gae(x, y, z, ends[0], ends.amax(0), 0.9, 0.8) for m in (ppo_selfplay, ppo_continuous))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
@@ -321,7 +322,7 @@ NO_NOISE = torch.zeros(0)  # discrete actions are not drawn, but averaged over
 
 
 def brute_force_soft_value(logits: Tensor, mask: Tensor, q: Tensor, alpha: Tensor, branches: tuple[int, ...]) -> Tensor:
-    """Of one row: the mean over all joint actions of the mean over branches of value minus alpha times log-probability."""
+    """The soft value of one row by joint actions: the mean over branches of value minus alpha times log-probability."""
     total = torch.zeros(()).double()
     for parts, probability, log_probs in joint_actions(logits, mask, branches):
         terms = zip(values_of_parts(q, parts, branches), alpha, log_probs, strict=True)
@@ -332,7 +333,7 @@ def brute_force_soft_value(logits: Tensor, mask: Tensor, q: Tensor, alpha: Tenso
 @pytest.mark.parametrize("critics", ["mean", "min"])
 @pytest.mark.parametrize("branches", BRANCHES, ids=str)
 def test_td_target_is_an_expectation_over_joint_actions(branches: tuple[int, ...], critics: str) -> None:
-    """Against the sum over all legal joint actions, less what the wanted entropy pays; a termination's is the reward."""
+    """It is the sum over all legal joint actions, less what the target entropy pays; at a termination, the reward."""
     torch.manual_seed(0)
     agent, args = make_sac(branches, critics=critics)
     _, _, _, rewards, next_obs, next_masks, terminations = draw_batch(branches)
@@ -359,7 +360,9 @@ def test_qf_loss_by_loops(branches: tuple[int, ...]) -> None:
     losses: list[Any] = []
     means: list[Any] = []
     for values in agent.qf(obs):
-        rows = [sum(values_of_parts(values[i], tuple(actions[i].tolist()), branches)) / len(branches) for i in range(12)]
+        rows = [
+            sum(values_of_parts(values[i], tuple(actions[i].tolist()), branches)) / len(branches) for i in range(12)
+        ]
         losses.append(sum((row - target) ** 2 for row, target in zip(rows, targets, strict=True)) / 12)
         means.append(sum(rows) / 12)
     assert loss.item() == pytest.approx(sum(x.item() for x in losses), rel=1e-9)
@@ -379,7 +382,9 @@ def test_actor_loss_and_its_gradient_over_joint_actions(branches: tuple[int, ...
     assert all(g is None for g in torch.autograd.grad(loss, untouched, allow_unused=True))
 
     logits, (first, second), alpha = agent.actor(obs), agent.qf(obs).detach(), agent.log_alpha.exp().detach()
-    rows = [-brute_force_soft_value(logits[i], masks[i], (first[i] + second[i]) / 2, alpha, branches) for i in range(12)]
+    rows = [
+        -brute_force_soft_value(logits[i], masks[i], (first[i] + second[i]) / 2, alpha, branches) for i in range(12)
+    ]
     expected = torch.stack(rows).mean()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
     expected_grads = torch.autograd.grad(expected, list(agent.actor.parameters()))
@@ -415,7 +420,9 @@ def test_alpha_loss_by_branch() -> None:
     alpha = [math.exp(x) for x in agent.log_alpha.tolist()]
     assert loss.item() == pytest.approx(sum(alpha[k] * gap[k] for gap in gaps for k in range(2)) / 24)
     assert grad.tolist() == pytest.approx([alpha[k] * sum(gap[k] for gap in gaps) / 24 for k in range(2)])
-    loss, _ = sac_selfplay.compute_alpha_loss(agent, torch.tensor([[0.0, 1.0]]).double(), torch.tensor([[0.5, 0.5]]).double())
+    loss, _ = sac_selfplay.compute_alpha_loss(
+        agent, torch.tensor([[0.0, 1.0]]).double(), torch.tensor([[0.5, 0.5]]).double()
+    )
     low, high = torch.autograd.grad(loss, agent.log_alpha)[0]
     assert low < 0 < high
 
@@ -431,7 +438,9 @@ def test_a_branch_of_50_does_not_outweigh_one_of_2() -> None:
         last.bias.data = torch.cat([torch.full((2,), 3.0), torch.full((50,), 7.0)]).expand(2, 1, 52).double().clone()
     obs, masks = torch.randn(4, 5).double(), torch.ones(4, 52, dtype=torch.bool)
     zeros = torch.zeros(4).double()
-    assert sac_selfplay.compute_td_target(agent, zeros, obs, masks, zeros, NO_NOISE, args).tolist() == pytest.approx([5.0] * 4)
+    assert sac_selfplay.compute_td_target(agent, zeros, obs, masks, zeros, NO_NOISE, args).tolist() == pytest.approx(
+        [5.0] * 4
+    )
     loss, metrics = sac_selfplay.compute_qf_loss(agent, obs, torch.tensor([[1, 49]] * 4), zeros)
     assert metrics["losses/qf1_values"].item() == pytest.approx(5.0)
     assert loss.item() == pytest.approx(50.0)
@@ -445,7 +454,11 @@ def test_a_forced_move_teaches_the_policy_nothing() -> None:
     """One legal action: no gradient, no entropy, and the target is that action's value."""
     torch.manual_seed(0)
     agent, args = make_sac((4,), gamma=1.0)
-    obs, masks, zeros = torch.randn(3, 5).double(), torch.tensor([[False, False, True, False]] * 3), torch.zeros(3).double()
+    obs, masks, zeros = (
+        torch.randn(3, 5).double(),
+        torch.tensor([[False, False, True, False]] * 3),
+        torch.zeros(3).double(),
+    )
     loss, entropies, _ = sac_selfplay.compute_actor_loss(agent, obs, masks, NO_NOISE)
     assert all((g == 0).all() for g in torch.autograd.grad(loss, list(agent.actor.parameters())))
     assert (entropies == 0).all()
@@ -483,7 +496,10 @@ class Reference:
 
     def wanted(self, mask: Tensor) -> list[float]:
         """The entropies that the branches should have."""
-        return [self.args.discrete_target_entropy_scale * math.log(int(part.sum())) for part in mask.split(list(self.branches))]
+        return [
+            self.args.discrete_target_entropy_scale * math.log(int(part.sum()))
+            for part in mask.split(list(self.branches))
+        ]
 
     def soft_value(self, params: Params, obs: Tensor, mask: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Mean over branches of the expected value plus alpha times the entropy, and the entropies."""
@@ -526,11 +542,10 @@ class Reference:
                 self.qf_target[name] = (1 - args.tau) * self.qf_target[name] + args.tau * p.detach()
 
 
-def sac_optimizers(agent: Any, args: Any) -> dict[str, torch.optim.Optimizer]:
-    """As `main` makes them."""
-    groups = {"policy": agent.actor.parameters(), "q": agent.qf.parameters(), "alpha": [agent.log_alpha]}
+def sac_optimizers(agent: Any, args: Any, module: Any = sac_selfplay) -> dict[str, Any]:
+    """The optimisers of an agent, as `main` makes them."""
     rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
-    return {name: sac_selfplay.make_optimizer(params, lr=rates[name]) for name, params in groups.items()}
+    return {name: module.Adam(params, rates[name], 0.9, 0.999, 1e-8) for name, params in agent.groups().items()}
 
 
 @pytest.mark.parametrize("branches", [(4,), (2, 5)], ids=str)
@@ -575,9 +590,17 @@ class SingleAgent(nn.Module):
     def __init__(self, agent: sac_selfplay.Agent) -> None:
         super().__init__()
         agent = copy.deepcopy(agent)
-        self.actor, self.qf, self.qf_target = Half(agent.actor, True), Half(agent.qf, False), Half(agent.qf_target, False)
+        self.actor, self.qf, self.qf_target = (
+            Half(agent.actor, True),
+            Half(agent.qf, False),
+            Half(agent.qf_target, False),
+        )
         self.log_alpha = nn.Parameter(agent.log_alpha.detach()[0].clone())
         self.normalize = agent.normalize
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        """What each of the optimisers steps."""
+        return {"policy": [*self.actor.parameters()], "q": [*self.qf.parameters()], "alpha": [self.log_alpha]}
 
 
 @pytest.mark.parametrize("critics", ["mean", "min"])
@@ -587,8 +610,8 @@ def test_sac_for_box_actions_is_the_single_agent_scripts(
 ) -> None:
     """On the same weights, batches and random numbers: every metric, and every weight after five updates.
 
-    There the entropy counts as a whole: what its target takes from the value here comes in by the rewards. And the smaller
-    value counts there: for the mean, that script is made to take it, too.
+    There the entropy counts as a whole: what its target takes from the value here comes in by the rewards. And the
+    smaller value counts there: for the mean, that script is made to take it, too.
     """
     torch.manual_seed(0)
     agent, args = make_sac((), critics=critics, **flags)
@@ -597,7 +620,7 @@ def test_sac_for_box_actions_is_the_single_agent_scripts(
     single, single_args = SingleAgent(agent), sac_continuous.Args()
     for name in vars(args).keys() & vars(single_args).keys():
         setattr(single_args, name, getattr(args, name))
-    ours, theirs = sac_optimizers(agent, args), sac_optimizers(single, args)
+    ours, theirs = sac_optimizers(agent, args), sac_optimizers(single, args, sac_continuous)
     no_masks = torch.zeros(20, 0, dtype=torch.bool)
     for num_updates in range(5):
         obs, next_obs = torch.randn(2, 20, 5).double()
@@ -644,14 +667,13 @@ def assert_whole(sample: tuple[Tensor, ...], branches: tuple[int, ...]) -> np.nd
     return ids
 
 
-@pytest.mark.parametrize(("capacity", "seed"), list(enumerate((7, 20, 64, 100, 1000))), ids=str)
+@pytest.mark.parametrize(("capacity", "seed"), [(7, 0), (20, 1), (64, 2), (100, 3), (1000, 4)], ids=str)
 def test_replay_buffer_against_a_list(capacity: int, seed: int) -> None:
-    """Random additions, several times round, and rules that leave old opponents out: just those that may be are sampled."""
-    capacity, seed = seed, capacity
+    """Random additions, several times round, and rules that leave old opponents out: it samples what is left."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     branches: tuple[int, ...] = [(3,), (), (2, 4)][seed % 3]
-    buffer = sac_selfplay.ReplayBuffer(capacity, make_team(*branches, obs_dim=3), torch.device("cpu"), Path())
+    buffer = sac_selfplay.ReplayBuffer(capacity, make_team(*branches, obs_dim=3), torch.device("cpu"))
     stored: list[dict[str, int]] = []  # all transitions ever, oldest first
     for _ in range(60):
         ids = np.arange(len(stored), len(stored) + rng.integers(1, min(capacity, 30) + 1))
@@ -672,7 +694,7 @@ def test_replay_buffer_against_a_list(capacity: int, seed: int) -> None:
 def test_replay_samples_are_uniform() -> None:
     """Over what is left of the old and all of the new, by a chi-square test, before and after the wrap-around."""
     torch.manual_seed(0)
-    buffer = sac_selfplay.ReplayBuffer(50, make_team(3, obs_dim=3), torch.device("cpu"), Path())
+    buffer = sac_selfplay.ReplayBuffer(50, make_team(3, obs_dim=3), torch.device("cpu"))
     buffer.add(np.arange(40) % 4, *make_rows(np.arange(40), (3,)))
     buffer.leave_out(2)
     expected = {i for i in range(40) if i % 4 >= 2}
@@ -686,7 +708,7 @@ def test_replay_samples_are_uniform() -> None:
 
 def test_an_old_opponent_can_be_left_out_by_a_later_rule_only() -> None:
     """The rule is for what is stored; a looser one takes back what is still there."""
-    buffer = sac_selfplay.ReplayBuffer(10, make_team(3, obs_dim=3), torch.device("cpu"), Path())
+    buffer = sac_selfplay.ReplayBuffer(10, make_team(3, obs_dim=3), torch.device("cpu"))
     buffer.add(np.array([1, 5]), *make_rows(np.arange(2), (3,)))
     for before, sampled in ((3, {1}), (5, {1}), (0, {0, 1})):
         buffer.leave_out(before)
@@ -694,3 +716,32 @@ def test_an_old_opponent_can_be_left_out_by_a_later_rule_only() -> None:
     buffer.leave_out(3)
     buffer.add(np.array([0]), *make_rows(np.array([2]), (3,)))
     assert set(buffer.sample(200)[3].int().tolist()) == {1, 2}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_replay_buffer_read_from_disk_samples_the_same(seed: int, tmp_path: Path) -> None:
+    """Ages and the rule that leaves opponents out too, from the files of several checkpoints, wherever they fell."""
+    rng = np.random.default_rng(seed)
+    make = partial(sac_selfplay.ReplayBuffer, 40, make_team(3, obs_dim=3), torch.device("cpu"))
+    buffer, total = make(), 0
+    files = BufferFiles(buffer, tmp_path)
+    for i in range(8):
+        for _ in range(rng.integers(1, 4)):
+            ids = np.arange(total, total + rng.integers(1, 20))
+            buffer.add(rng.integers(0, 100, len(ids)), *make_rows(ids, (3,)))
+            total += len(ids)
+            if rng.random() < 0.3:
+                buffer.leave_out(int(rng.integers(0, 60)))
+        state, window = files.state_dict(), dict(buffer.window)
+        files.remove_old()
+        twin = make()
+        BufferFiles(twin, tmp_path).load_state_dict(state)
+        twin.window.update(window)
+        for new in (np.arange(total, total + 1), np.arange(total, total + 15)):
+            other, here = copy.deepcopy(buffer), copy.deepcopy(twin)
+            for each in (other, here):
+                each.add(np.full(len(new), 99), *make_rows(new, (3,)))
+            torch.manual_seed(i)
+            expected = other.sample(500)
+            torch.manual_seed(i)
+            torch.testing.assert_close(here.sample(500), expected, rtol=0, atol=0)

@@ -1,8 +1,11 @@
-"""The scripts are siblings: the same sections in the same order, shared code the same to the letter, and small diffs."""
+"""The scripts are siblings: the same sections in the same order, shared code the same to the letter, and small diffs.
+
+The limits leave about 5% of room above what was measured when they were set. DESIGN.md's numbers are the aim.
+"""
 
 import ast
-import difflib
 import re
+import subprocess
 from itertools import combinations
 from pathlib import Path
 
@@ -10,62 +13,90 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ["ppo_continuous", "sac_continuous", "ppo_selfplay", "sac_selfplay"]
-SECTIONS = ["Arguments", "Environments", "Networks", "Losses and update", "Evaluation", "Run folder and model file"]
-SECTIONS += ["Checkpoints", "Main"]
-PPO, SAC = ["Generalised advantage estimation"], ["Replay buffer"]
-# Functions and classes of one name that differ between siblings, for that is the lesson. What is new here has to be wanted.
-MAY_DIFFER = {
-    ("ppo_continuous", "sac_continuous"): {"Args", "NumberedEnv", "make_envs", "Actor", "Agent", "check_args", "mlp"}
-    | {"main", "evaluate", "update", "compile_update"},
-    ("ppo_selfplay", "sac_selfplay"): {"Args", "NormalActor", "CategoricalActor", "Agent", "check_args", "mlp"}
-    | {"update", "compile_update", "main"},
-    ("ppo_continuous", "ppo_selfplay"): {"Args", "Agent", "check_args", "make_env", "update", "evaluate", "describe"}
-    | {"save_model", "load_model", "main", "compute_update_gradient", "compile_update"},
-    ("sac_continuous", "sac_selfplay"): {"Args", "Agent", "check_args", "make_env", "update", "evaluate", "describe"}
-    | {"save_model", "load_model", "main", "ReplayBuffer", "TwinQNetwork", "compute_td_target", "compute_qf_loss"}
-    | {"compute_actor_loss", "compute_alpha_loss", "compute_qf_gradient", "compute_actor_gradient", "compile_update"},
+SECTIONS = ["Arguments", "Environments", "Networks", "", "Losses and update", "Evaluation", "Main"]
+OWN = {"ppo": "Generalised advantage estimation", "sac": "Replay buffer"}
+STAND_IN = "Stand-in for utils/run.py, where this file was copied alone"
+# Lines of the file, of `main`, and of the body of the loop. Aims: 550 or 750, 110, 60.
+MAX_LINES = {
+    "ppo_continuous": (760, 116, 72),
+    "sac_continuous": (750, 96, 53),
+    "ppo_selfplay": (730, 174, 101),
+    "sac_selfplay": (870, 160, 80),
 }
-MAX_CHANGED_LINES = {
-    ("ppo_continuous", "sac_continuous"): 750,
-    ("ppo_selfplay", "sac_selfplay"): 775,
-    ("ppo_continuous", "ppo_selfplay"): 940,
-    ("sac_continuous", "sac_selfplay"): 1070,
+# Functions and classes of one name that differ between siblings: what a comparison of the two is to show.
+MAY_DIFFER = {
+    ("ppo_continuous", "sac_continuous"): {"Args", "make_env", "make_envs", "Actor", "Agent", "mlp", "update"}
+    | {"evaluate", "main"},
+    ("ppo_selfplay", "sac_selfplay"): {"Args", "NormalActor", "CategoricalActor", "Agent", "mlp", "update", "main"},
+    ("ppo_continuous", "ppo_selfplay"): {"Args", "Agent", "make_env", "compute_update_gradient", "update"}
+    | {"evaluate", "main"},
+    ("sac_continuous", "sac_selfplay"): {"Args", "Agent", "make_env", "ReplayBuffer", "TwinQNetwork"}
+    | {"compute_td_target", "compute_qf_loss", "compute_actor_loss", "compute_alpha_loss", "compute_qf_gradient"}
+    | {"compute_actor_gradient", "update", "evaluate", "main"},
+}
+MAX_CHANGED_LINES = {  # of `diff A B | grep -c '^[<>]'`; aims: 450 for the first pair, 500 for the others
+    ("ppo_continuous", "sac_continuous"): 660,
+    ("ppo_selfplay", "sac_selfplay"): 680,
+    ("ppo_continuous", "ppo_selfplay"): 765,
+    ("sac_continuous", "sac_selfplay"): 825,
 }
 
 
 def source(script: str) -> str:
+    """The text of a script."""
     return (ROOT / f"{script}.py").read_text()
 
 
 def definitions(script: str) -> dict[str, str]:
-    """Name to source of every function and class at the top level."""
+    """Name to source of every function and class at the top level, with one name for the page of `docs/`."""
     text = source(script)
     nodes = [node for node in ast.parse(text).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    return {node.name: ast.get_source_segment(text, node) or "" for node in nodes}
+    code = {node.name: ast.get_source_segment(text, node) or "" for node in nodes}
+    return {name: re.sub(r"docs/\w+\.md", "docs/page.md", text) for name, text in code.items()}
+
+
+def length(nodes: list[ast.stmt]) -> int:
+    """Lines of statements that follow each other."""
+    return (nodes[-1].end_lineno or 0) - nodes[0].lineno + 1
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_sections(script: str) -> None:
-    own = PPO if script.startswith("ppo") else SAC
-    assert re.findall(r"^# === (.*?) =+$", source(script), re.MULTILINE) == SECTIONS[:3] + own + SECTIONS[3:]
+    """The same banners in the same order."""
+    expected = [section or OWN[script[:3]] for section in SECTIONS] + [STAND_IN] * script.endswith("continuous")
+    assert re.findall(r"^# === (.*?) =+$", source(script), re.MULTILINE) == expected
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_sizes(script: str) -> None:
+    """A script is read in one sitting."""
+    tree = ast.parse(source(script))
+    (main,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
+    loops = [node for node in ast.walk(main) if isinstance(node, ast.For) and "run.steps()" in ast.unparse(node.iter)]
+    sizes = len(source(script).splitlines()), length([main]), length(loops[0].body)
+    assert all(size <= limit for size, limit in zip(sizes, MAX_LINES[script], strict=True)), sizes
 
 
 @pytest.mark.parametrize("pair", list(MAY_DIFFER), ids=" ".join)
 def test_shared_code_is_the_same_to_the_letter(pair: tuple[str, str]) -> None:
+    """Functions and classes of one name are equal, unless they are to differ."""
     first, second = map(definitions, pair)
     assert {name for name in first.keys() & second.keys() if first[name] != second[name]} <= MAY_DIFFER[pair]
 
 
 @pytest.mark.parametrize("pair", list(MAX_CHANGED_LINES), ids=" ".join)
 def test_diffs_stay_small(pair: tuple[str, str]) -> None:
-    first, second = (source(script).splitlines() for script in pair)
-    same = sum(block.size for block in difflib.SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks())
-    assert len(first) + len(second) - 2 * same <= MAX_CHANGED_LINES[pair]
+    """By the measure of DESIGN.md."""
+    words = ["diff", *(str(ROOT / f"{script}.py") for script in pair)]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert len(re.findall(r"^[<>]", result.stdout, re.MULTILINE)) <= MAX_CHANGED_LINES[pair]
 
 
 def test_no_script_imports_another() -> None:
-    for first, second in combinations(SCRIPTS, 2):
-        assert not re.search(rf"\b(import|from) {second}\b", source(first))
-        assert not re.search(rf"\b(import|from) {first}\b", source(second))
-    for script in SCRIPTS[:2]:
-        assert "utils" not in re.findall(r"^(?:from|import) (\w+)", source(script), re.MULTILINE)
+    """Each can be copied without the others."""
+    for script, other in combinations(SCRIPTS, 2):
+        for one, two in ((script, other), (other, script)):
+            nodes = list(ast.walk(ast.parse(source(one))))
+            modules = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+            modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+            assert two not in modules

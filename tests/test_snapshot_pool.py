@@ -90,7 +90,7 @@ def test_prioritized_draws_by_hand(latest_ratio: float) -> None:
     for snapshot, results in zip(pool.snapshots, [[], [1.0] * 3, [0.0] * 3, [1.0, 0.5]], strict=True):
         snapshot.results.extend(results)
     weights = np.array([1 / 4, 1 / 64, 49 / 64, 1 / 9])
-    expected = (1 - latest_ratio) * weights / weights.sum() + [0, 0, 0, latest_ratio]
+    expected = (1 - latest_ratio) * (0.9 * weights / weights.sum() + 0.1 / 4) + [0, 0, 0, latest_ratio]
     counts = np.bincount([pool.draw().step for _ in range(20_000)], minlength=4)
     assert chisquare(counts, 20_000 * expected).pvalue > 1e-3
 
@@ -99,12 +99,21 @@ def test_prioritized_draws_forget_old_results() -> None:
     """A hundred wins are the last ones of the first snapshot, though it had won a thousand games; nobody's chance is nought."""
     pool = make_pool(2, 0.0, "prioritized", marks=2)
     pool.snapshots[0].results.extend([0.0] * 1000 + [1.0] * 100)
-    chance = (0.5 / 101) ** 2 / ((0.5 / 101) ** 2 + 0.5**2)
+    chance = 0.9 * (0.5 / 101) ** 2 / ((0.5 / 101) ** 2 + 0.5**2) + 0.1 / 2
     lost = sum(pool.draw().step == 0 for _ in range(20_000))
     assert binom.ppf(1e-4, 20_000, chance) <= lost <= binom.ppf(1 - 1e-4, 20_000, chance)
     pool.snapshots[1].results.extend([1.0] * 100)  # all are beaten: uniform
     lost = sum(pool.draw().step == 0 for _ in range(2_000))
     assert 900 < lost < 1100
+
+
+def test_beaten_snapshots_are_drawn_again() -> None:
+    """Forty of them had 0.0006 of the draws together, beside one that is even; they now have nearly a tenth."""
+    pool = make_pool(41, 0.0, "prioritized", marks=41)
+    for snapshot in list(pool.snapshots)[:40]:
+        snapshot.results.extend([1.0] * 100)
+    drawn = sum(pool.draw().step < 40 for _ in range(20_000))
+    assert drawn == pytest.approx(20_000 * (0.1 * 40 / 41 + 0.9 * 0.0039), abs=220)
 
 
 def test_state_goes_through_a_file() -> None:

@@ -41,7 +41,7 @@ def test_normalize_centres_scales_and_clips(script: ModuleType, epsilon: float |
 
 def test_what_never_moves_is_not_blown_up() -> None:
     """Ant's contact forces are zero most of the time: with 1e-8 the first one would reach the networks as 10."""
-    envs = ppo_continuous.make_envs("Pendulum-v1", 1, "sync")
+    envs = ppo_continuous.make_envs(ppo_continuous.Args(env_id="Pendulum-v1"), 1)
     for epsilon, expected in ((1e-8, 10.0), (0.01, 0.5 / 0.1)):
         agent = ppo_continuous.Agent(envs, ppo_continuous.Args(obs_epsilon=epsilon))
         agent.obs_rms.update(torch.zeros(100, 3))
@@ -92,7 +92,9 @@ def test_saved_statistics_are_those_of_all_that_was_seen(
                 discounted_returns.append(discounted_return)
     saved = torch.load(Path(folder) / "model.pt", weights_only=True)["agent"]
     assert saved["obs_rms.count"].item() == total == len(acted_on)
-    np.testing.assert_allclose(saved["obs_rms.mean"].numpy(), np.mean(acted_on, 0, dtype=np.float64), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        saved["obs_rms.mean"].numpy(), np.mean(acted_on, 0, dtype=np.float64), rtol=1e-5, atol=1e-6
+    )
     np.testing.assert_allclose(saved["obs_rms.var"].numpy(), np.var(acted_on, 0, dtype=np.float64), rtol=1e-5)
     if script.__name__ == "ppo_continuous":
         np.testing.assert_allclose(saved["return_rms.var"].item(), np.var(discounted_returns), rtol=1e-5)

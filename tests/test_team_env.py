@@ -18,14 +18,18 @@ from pettingzoo.utils.conversions import turn_based_aec_to_parallel
 from pettingzoo.utils.env_logger import EnvLogger
 from toy_games import DUEL, Plan, Spaces
 
+from utils.games import Sumo
 from utils.team_env import (
     PettingZooGames,
+    TaskError,
     Team,
     TeamEnv,
+    describe_teams,
     legal_actions,
     make_team_env,
     make_teams,
     name_teams,
+    next_legal_actions,
     play_games,
 )
 
@@ -71,6 +75,11 @@ def random_play(env: TeamEnv) -> Callable[[int, np.ndarray], np.ndarray]:
         ),
         (["S?team=0?agent_id=4", "G?team=1?agent_id=5"], {"S?team=0": ("S", [0]), "G?team=1": ("G", [1])}),
         (["S?team=0_1", "S?team=0_2"], {"S?team=0": ("S", [0, 1])}),
+        (
+            ["S?team=0", "G?team=0", "S?team=1", "G?team=1"],
+            {"team=0": ("G+S", [0, 1]), "team=1": ("G+S", [2, 3])},
+        ),
+        (["S?team=0", "G?team=0", "S?team=1"], {"team=0": ("G+S", [0, 1]), "S?team=1": ("S", [2])}),
     ],
 )
 def test_names_of_agents_make_teams(agents: list[str], teams: dict[str, tuple[str, list[int]]]) -> None:
@@ -123,6 +132,8 @@ BAD_TEAMS: list[tuple[dict[str, list[str]], str]] = [
     ({"a": ["red_0", "blue_0"]}, "two teams"),
 ]
 BAD_SPACES: list[tuple[Spaces, str]] = [
+    ({a: (Box(0, 1, (0,)), Discrete(2)) for a in DUEL}, "one number or more, and team red has none"),
+    ({a: (OBS, Box(0, 1, (0,))) for a in DUEL}, "one number or more, and team red has none"),
     ({"p_0": (OBS, Discrete(2))}, r"--teams that make two teams or more of its agents, which are 1 now \(p: p_0\)"),
     ({"p_0": DUEL["red_0"], "p_1": DUEL["red_0"], "p_2": DUEL["red_0"]}, "which are 1 now"),
     ({}, "no possible_agents"),
@@ -209,7 +220,7 @@ def test_rendering_is_checked_when_a_game_is_made(tmp_path: Path, monkeypatch: p
         f"{lines}def parallel_env(render_mode=None):\n    return Dark(toy_games.DUEL, toy_games.SHORT)\n"
     )
     make_team_env("dark_game", 1)
-    with pytest.raises(ValueError, match="^dark_game cannot be made: TypeError: it renders no array"):
+    with pytest.raises(ValueError, match="^dark_game cannot be made: TypeError: render must give .*, not NoneType"):
         make_team_env("dark_game", 1, render=True)
 
 
@@ -257,7 +268,11 @@ def test_a_vectorised_game_by_its_name() -> None:
         ("Auction", "masks", "action_masks must have 2 items, one a team, not 1"),
         ("Auction", "mask shape", "action_masks must give arrays of"),
         ("Auction", "reset", "KeyError: 'nothing there'"),
-        ("Auction", "render", "TypeError: it renders no array"),
+        ("Auction", "render", "TypeError: render must give an array .*, not NoneType"),
+        ("Auction", "exit", "cannot be made: SystemExit: no display"),
+        ("Auction", "step exit", "cannot be made: SystemExit: 0"),
+        ("Auction", "scores", r"scores of step must give arrays of .*\(2, 2\).*, not .*\(2,\)"),
+        ("Auction", "actions", "scripted_actions must give arrays of"),
         ("not_a_game", None, "a TeamEnv has num_games, teams, .*, and this object has not"),
         ("nobody", None, "neither sumo nor pursuit nor a module that can be imported: AttributeError"),
         ("", None, "neither sumo nor pursuit"),
@@ -271,11 +286,76 @@ def test_a_vectorised_game_is_checked_when_it_is_made(name: str, fault: str | No
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("late exit", "step of Auction: SystemExit: 0"),
+        ("late nan", "step of Auction: the scores of games that are over must be numbers, not"),
+    ],
+)
+def test_a_vectorised_game_that_breaks_down_later(fault: str, message: str) -> None:
+    """In its second game."""
+    env = make_team_env("vector_game:Auction", 2, {"fault": fault})
+    env.reset(0)
+    for _ in range(3 if fault == "late exit" else 5):
+        env.step(random_actions(env))
+    with pytest.raises(TaskError, match=f"^{message}"):
+        env.step(random_actions(env))
+
+
+@pytest.mark.parametrize("error", ["SystemExit(0)", "AttributeError('no such thing')", "ValueError('in two\\nlines')"])
+@pytest.mark.parametrize("place", ["parallel_env", "possible_agents", "observation_space", "module"])
+def test_whatever_a_game_raises_while_it_is_made(
+    error: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence that begins with its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "raising_game", raising=False)
+    lines = "import toy_games\n\nclass Game(toy_games.Planned):\n    def stop(self, *_):\n        raise {0}\n"
+    lines += "\ndef parallel_env():\n    return Game(toy_games.DUEL, [{{}}])\n"
+    change = {
+        "parallel_env": "def parallel_env():\n    raise {0}\n",
+        "possible_agents": "Game.possible_agents = property(Game.stop, Game.stop)\n",
+        "observation_space": "Game.observation_space = Game.stop\n",
+        "module": "raise {0}\n",
+    }[place]
+    (tmp_path / "raising_game.py").write_text((lines + change).format(error))
+    with pytest.raises(ValueError, match=f"^raising_game .*{error.partition('(')[0]}: ") as refusal:
+        make_team_env("raising_game", 1)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_game_that_exits() -> None:
+    """A game's sys.exit ends no run of ours with status 0."""
+
+    class Exits(toy_games.Planned):
+        def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+            if self.now == 1:
+                sys.exit()
+            return super().step(actions)
+
+        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            if self.game == 0:
+                sys.exit("the end")
+            return super().reset(seed)
+
+    game = Exits(DUEL, [{}] * 2)
+    env = PettingZooGames([game], make_teams("toy", game, None, None))
+    env.reset(0)
+    env.step(random_actions(env))
+    with pytest.raises(TaskError, match="^environment 0 in step: SystemExit"):
+        env.step(random_actions(env))
+    game.game, game.plan = -1, [{}]
+    env.reset(0)
+    with pytest.raises(TaskError, match="^environment 0 in reset: SystemExit: the end"):
+        env.step(random_actions(env))
+
+
 # --- arrays ---
 
 
 def test_a_game_that_ends_begins_anew_in_the_same_step() -> None:
-    """Observations [game, step, agent]; the last one of a game is in final_obs alone, and only the first reset is seeded."""
+    """Observations are [game, step, agent]. A game's last one is in final_obs only; only the first reset is seeded."""
     end = {agent: {"reward": 2.5, "end": "truncation"} for agent in DUEL}
     env = make_toy(DUEL, [{}, {}, end], num_games=2)
     obs = env.reset(5)
@@ -421,6 +501,21 @@ def test_box_actions_reach_the_bounds_of_each_agent() -> None:
     assert received["red_1"].dtype == np.float64
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_largest_bounds_do_not_overflow(dtype: type) -> None:
+    """`high - low` would be inf."""
+    largest = np.finfo(dtype).max
+    env = make_toy({agent: (OBS, Box(-largest, largest, (5,), dtype)) for agent in DUEL}, [{}])
+    env.reset(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env.step([np.array([[[-1.0, -0.5, 0.0, 0.5, 2.0]]], np.float32)] * 2)
+    assert isinstance(env.envs[0], toy_games.Planned)
+    received = env.envs[0].received[0]["red_0"]
+    assert received.dtype == dtype
+    np.testing.assert_allclose(received, np.array([-1.0, -0.5, 0.0, 0.5, 1.0]) * largest)
+
+
 def test_discrete_actions_and_observations_of_unequal_agents() -> None:
     """Actions count from each space's start, masks forbid what a smaller agent has not, and observations are flat."""
     nested = Dict({"b": Box(0, 1, (2, 2)), "a": Discrete(3)})
@@ -453,7 +548,7 @@ def test_discrete_actions_and_observations_of_unequal_agents() -> None:
 
 
 def test_masks_from_info() -> None:
-    """Of a Discrete as one array, of a MultiDiscrete one for each branch; where nothing is legal, the first action is."""
+    """One array for Discrete, one per branch for MultiDiscrete. Where nothing is legal, the first action is."""
     spaces: Spaces = {"red_0": (OBS, Discrete(3)), "blue_0": (OBS, MultiDiscrete([2, 3]))}
     first = {
         "red_0": {"action_mask": np.array([0, 1, 1], np.int8)},
@@ -509,6 +604,73 @@ def test_the_outcome_rule(plan: Plan, scores: list[float]) -> None:
     assert (step.scores[0, 0] == step.scores[0, 1]) == (scores[0] == scores[1])
 
 
+@pytest.mark.parametrize(
+    ("happens", "message"),
+    [
+        ({"info": {"outcome": "win"}}, r'info\["outcome"\] of blue_0 must be a finite number, not \'win\''),
+        ({"info": {"outcome": [1, 0]}}, r"must be a finite number, not \[1, 0\]"),
+        ({"info": {"outcome": np.nan}}, "must be a finite number, not nan"),
+        ({"info": {"outcome": np.array(np.inf)}}, r"must be a finite number, not array\(inf\)"),
+        ({"info": None}, "AttributeError"),
+        ({"info": {"action_mask": [1]}}, "the action mask of blue_0 must have 3 numbers, one for each action, not 1"),
+        ({"reward": np.nan, "end": "termination"}, r"the returns of red, blue must be numbers, not \[ ?0. nan\]"),
+        ({"reward": "much"}, "the reward of blue_0 must be a number, not 'much'"),
+        ({"reward": [0.0, 1.0]}, r"the reward of blue_0 must be a number, not \[0.0, 1.0\]"),
+        ({"obs": np.zeros(5)}, r"the observation of blue_0 must be 4 numbers, from its space Box\(.*\), not 5 num"),
+        ({"obs": np.zeros(3)}, "must be 4 numbers.*not 3 numbers"),
+        ({"obs": {"x": 1}}, r"must be 4 numbers.*not {'x': 1} \(TypeError"),
+        ({"obs": "none"}, "blue_0 is in the game and must have an observation, and there is none"),
+    ],
+)
+def test_what_a_game_must_not_give(happens: dict[str, Any], message: str) -> None:
+    """One sentence names the environment and the agent; before, some were silent and some a traceback of ours."""
+
+    class Bad(toy_games.Planned):
+        def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+            results = super().step(actions)
+            if self.now == 2 and "obs" in happens:
+                results[0]["blue_0"] = happens["obs"]
+                if isinstance(happens["obs"], str):
+                    del results[0]["blue_0"]
+            return results
+
+    teams = make_teams("toy", toy_games.parallel_env(), None, None)
+    ends = {"end": "termination"} if "end" in happens else {}
+    plan: Plan = [{}, {"blue_0": happens, "red_0": ends}, {}]
+    env = PettingZooGames([toy_games.Planned(DUEL, [{}] * 9), Bad(DUEL, plan)], teams)
+    env.reset(0)
+    env.step(random_actions(env))
+    with pytest.raises(TaskError, match=f"^environment 1 in step: .*{message}") as error:
+        env.step(random_actions(env))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("obs", [-1, 3, 0.5, None])
+def test_a_discrete_observation_outside_of_its_space(obs: Any) -> None:
+    """One below the start was the last one without a word."""
+    game = toy_games.Planned({agent: (Discrete(3), Discrete(2)) for agent in DUEL}, [{}])
+    game.observe = lambda agent: obs  # type: ignore[method-assign]
+    env = PettingZooGames([game], make_teams("toy", game, None, None))
+    with pytest.raises(TaskError, match=rf"^environment 0 in reset: .* red_0 .* Discrete\(3\), not {obs}"):
+        env.reset(0)
+
+
+def test_an_outcome_of_none_is_no_outcome() -> None:
+    """The returns decide."""
+    env = make_toy(DUEL, [{"red_0": {"info": {"outcome": None}, "reward": 2.0}, "blue_0": {"info": {"outcome": 3}}}])
+    env.reset(0)
+    assert env.step(random_actions(env)).scores.tolist() == [[2.0, 0.0]]
+
+
+def test_a_game_that_begins_without_agents() -> None:
+    """It would be over before it began."""
+    game = toy_games.Planned(DUEL, [{}])
+    env = PettingZooGames([game], make_teams("toy", game, None, None))
+    game.possible_agents = []
+    with pytest.raises(TaskError, match="^environment 0 in reset: a game must begin with at least one agent"):
+        env.reset(0)
+
+
 def test_an_outcome_does_not_outlive_its_game() -> None:
     """The next game is decided by its own."""
     env = make_toy(DUEL, [{agent: {"info": {"outcome": 3.0}, "end": "termination"} for agent in DUEL}])
@@ -558,6 +720,38 @@ def test_legal_actions() -> None:
     assert legal_actions(unmasked, 1).tolist() == [[[True] * 6]] * 4
 
 
+@pytest.mark.parametrize("end", ["termination", "truncation"])
+def test_next_legal_actions(end: str) -> None:
+    """Those of the mask while an agent plays on; all of them once it has left, or its game is over."""
+    mask = {"info": {"action_mask": [1, 0]}}
+    plan: Plan = [{"red_0": mask, "red_1": mask | {"end": end}, "blue_0": mask}, {"red_0": mask}]
+    env = make_toy(TWO_ON_ONE, plan, num_games=2, first_infos=dict.fromkeys(TWO_ON_ONE, mask["info"]))
+    env.reset(0)
+    step = env.step(random_actions(env))
+    assert next_legal_actions(env, 0, step.over).tolist() == [[[True, False], [True, True]]] * 2
+    assert next_legal_actions(env, 1, step.over).tolist() == [[[True, False]]] * 2
+    assert next_legal_actions(env, 0, np.array([False, True]))[1].all()
+    step = env.step(random_actions(env))
+    assert step.over.all()
+    assert next_legal_actions(env, 0, step.over).all()
+    assert legal_actions(env, 0).tolist() == [[[True, False]] * 2] * 2  # of the next game
+    box = make_team_env("sumo", 3)
+    assert next_legal_actions(box, 0, np.zeros(3, dtype=bool)).shape == (3, 1, 0)
+
+
+def test_teams_in_words() -> None:
+    """One line a team."""
+    assert describe_teams(make_team_env("sumo", 1)) == (
+        "team left: 1 agent (left_0), behaviour sumo, 11 observations, Box actions of 2\n"
+        "team right: 1 agent (right_0), behaviour sumo, 11 observations, Box actions of 2"
+    )
+    spaces: Spaces = {"red_0": (OBS, Discrete(3)), "red_1": (OBS, Discrete(2)), "blue_0": (OBS, MultiDiscrete([2, 3]))}
+    assert describe_teams(make_toy(spaces, [{}])) == (
+        "team red: 2 agents (red_0, red_1), behaviour red, 4 observations, Discrete actions of 3\n"
+        "team blue: 1 agent (blue_0), behaviour blue, 4 observations, MultiDiscrete actions of 2 x 3"
+    )
+
+
 def test_play_games_counts_first_games_only() -> None:
     """One copy plays two games while the other plays one; the second game's scores and frames are not taken."""
     teams = make_teams("toy", toy_games.parallel_env(), None, None)
@@ -578,10 +772,99 @@ def test_play_games_counts_first_games_only() -> None:
         assert obs[1, 0, 1] == (len(calls) - 1) // 2  # the step that the longer game is at
         return env.scripted_actions("random", team)
 
-    frames: list[np.ndarray] = []
-    assert play_games(env, act, 3, frames).tolist() == [[2.0, 0.0], [2.5, 0.0]]
+    assert play_games(env, act, 3).tolist() == [[2.0, 0.0], [2.5, 0.0]]
     assert calls == [0, 1] * 5
-    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1]
+    short.plan = [{"red_0": {"reward": 1.0}}] * 2
+    frames: list[np.ndarray] = []
+    assert play_games(env, random_play(env), 3, frames).tolist() == [[2.0, 0.0], [2.5, 0.0]]
+    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1, 2]  # its end, too
+    assert env.restarts
+    env.reset(3)
+    for _ in range(2):
+        step = env.step(random_actions(env))
+    assert step.obs[0][0, 0, :2].tolist() == [1.0, 0.0]  # games restart again
+
+
+def test_a_game_that_does_not_end_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its scores are the returns so far, each the mean over the team's agents; the other game keeps its outcome."""
+    endless: Plan = [{"red_0": {"reward": 3.0}, "blue_0": {"reward": 1.0}}] * 1000
+    ending: Plan = [{}, {agent: {"info": {"outcome": k}, "reward": 9.0} for k, agent in enumerate(TWO_ON_ONE)}]
+    teams = make_teams("toy", toy_games.parallel_env(TWO_ON_ONE), None, None)
+    env = PettingZooGames([toy_games.Planned(TWO_ON_ONE, plan) for plan in (ending, endless)], teams)
+    assert play_games(env, random_play(env), 0, max_steps=20).tolist() == [[1.0, 2.0], [30.0, 20.0]]
+    said = "warning: 1 of 2 games did not end in 20 steps and were scored by their returns so far\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_video_of_a_game_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is limited; the end is shown in any case."""
+    monkeypatch.setattr("utils.team_env.MAX_FRAMES", 3)
+    env = make_toy(DUEL, [{}] * 8, render_mode="rgb_array")
+    frames: list[np.ndarray] = []
+    play_games(env, random_play(env), 0, frames)
+    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1, 2, 8]
+    frames = []
+    play_games(env, random_play(env), 0, frames, max_steps=5)
+    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1, 2]
+
+
+def test_a_game_that_cannot_be_closed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The others are closed; a warning tells of it."""
+
+    class Stuck(toy_games.Planned):
+        closed = 0
+
+        def close(self) -> None:
+            Stuck.closed += 1
+            if Stuck.closed == 1:
+                sys.exit("no display")
+
+    games = [Stuck(DUEL, [{}]) for _ in range(2)]
+    PettingZooGames(games, make_teams("toy", games[0], None, None)).close()
+    assert Stuck.closed == 2
+    assert capsys.readouterr().err == "warning: environment 0 cannot be closed: SystemExit: no display\n"
+    make_team_env("vector_game:Auction", 1, {"fault": "close"}).close()
+    assert capsys.readouterr().err == "warning: Auction cannot be closed: OSError: stuck\n"
+
+
+@pytest.mark.parametrize(("metadata", "fps"), [({"render_fps": 30}, 30.0), ({}, 10.0), ({"render_fps": "fast"}, 10.0)])
+def test_the_speed_of_pictures(metadata: dict[str, Any], fps: float) -> None:
+    """The game's own, else 10 a second."""
+    game = toy_games.Planned(DUEL, [{}])
+    game.metadata = metadata
+    assert PettingZooGames([game], make_teams("toy", game, None, None)).render_fps == fps
+
+
+def test_the_last_picture_shows_the_end() -> None:
+    """Of Sumo: a disc is outside. Of connect four: the last stone lies there."""
+    sumo = Sumo(1)
+    frames: list[np.ndarray] = []
+    play_games(sumo, lambda team, obs: sumo.scripted_actions(["charge", "random"][team], team), 1, frames)
+    assert (sumo.time[0], sumo.restarts) == (len(frames) - 1, True)
+    assert np.abs(sumo.position[:, 0]).max() > sumo.ring()[0]
+    assert (frames[-1] == sumo.render()).all()
+    assert (frames[-1] != frames[-2]).any()
+    env = make_team_env("pettingzoo.classic.connect_four_v3", 1, render=True)
+    stones: list[int] = []
+
+    def act(team: int, obs: np.ndarray) -> np.ndarray:
+        stones.append(int(obs.sum()))
+        return env.scripted_actions("random", team)
+
+    play_games(env, act, 1, frames := [])
+    assert len(frames) == max(stones) + 2
+    assert all((one != other).any() for one, other in zip(frames, frames[1:], strict=False))
+    env.close()
+
+
+def test_a_picture_that_fails_later() -> None:
+    """Is the game's fault."""
+    game = toy_games.Planned(DUEL, [{}] * 3, render_mode="rgb_array")
+    env = PettingZooGames([game], make_teams("toy", game, None, None))
+    env.reset(0)
+    game.render = lambda: None  # type: ignore[assignment, method-assign, return-value]
+    with pytest.raises(TaskError, match="^environment 0 in render: TypeError: render must give an array"):
+        env.render()
 
 
 def test_the_seed_determines_the_games() -> None:
@@ -630,7 +913,7 @@ def test_random_players_are_uniform() -> None:
 @pytest.mark.parametrize("continuous", [False, True])
 @pytest.mark.parametrize("name", ["simple_tag_v3", "simple_push_v3"])
 def test_mpe_games_are_those_that_pettingzoo_plays(name: str, continuous: bool) -> None:
-    """Three games of each of two copies, beside the same ones stepped by hand: the same observations, rewards and scores."""
+    """Three games of two copies, beside the same ones stepped by hand: equal observations, rewards and scores."""
     module = importlib.import_module(f"mpe2.{name}")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -716,7 +999,7 @@ def test_connect_four_is_played_by_its_rules(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_unequal_agents_of_a_team() -> None:
-    """Three kinds of agents are three teams, or two by --teams: a leader has 20 actions, the others of its team have 5."""
+    """Three kinds of agents are three teams, or two by --teams. A leader has 20 actions, its team-mates have 5."""
     teams = {
         "hunters": ["leadadversary_0", "adversary_0", "adversary_1", "adversary_2"],
         "prey": ["agent_0", "agent_1"],

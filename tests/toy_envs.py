@@ -20,7 +20,9 @@ class Counting(gym.Env):
     def __init__(self) -> None:
         self.episode, self.step_count = -1, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """Begins the next episode."""
         super().reset(seed=seed)
         self.episode, self.step_count = self.episode + 1, 0
@@ -30,8 +32,8 @@ class Counting(gym.Env):
         """Counts."""
         self.step_count += 1
         ends, terminates = self.step_count == LENGTH, self.episode % 2 == 0
-        reward = 10.0 * self.episode + self.step_count
-        return np.array([self.episode, self.step_count], float), reward, ends and terminates, ends and not terminates, {}
+        obs, reward = np.array([self.episode, self.step_count], float), 10.0 * self.episode + self.step_count
+        return obs, reward, ends and terminates, ends and not terminates, {}
 
 
 class Endless(Counting):
@@ -50,7 +52,9 @@ class Nested(gym.Env):
     action_space = Box(np.array([[-3.0, 0.0]], np.float32), np.array([[1.0, 10.0]], np.float32))
     seen: list[np.ndarray] = []
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """A random observation."""
         super().reset(seed=seed)
         self.observation_space.seed(seed)
@@ -69,33 +73,46 @@ class Unbounded(Counting):
     action_space = Box(-np.inf, np.inf, (1,), np.float32)
 
 
-class RewardsResets(SyncVectorEnv):
-    """Gives a reward for the steps that only reset an environment, as Gymnasium's FunctionalJaxVectorEnv may."""
+class Huge(Counting):
+    """Its action bounds are finite, and their difference is not."""
 
-    def step(self, actions: np.ndarray) -> Any:
-        """Steps all of them."""
-        resetting = self._autoreset_envs.copy()
-        obs, rewards, *rest = super().step(actions)
-        return obs, np.where(resetting, 1e6, rewards), *rest
+    action_space = Box(np.float32(-3e38), np.float32(3e38), (1,), np.float32)
+
+
+class Forever(Counting):
+    """Has episodes without an end and without a time limit."""
+
+    step = Endless.step
+
+
+def refuse(error: type[BaseException]) -> gym.Env:
+    """An environment's constructor that raises an exception."""
+    raise error("no such file: terrain.xml")
 
 
 def make_vector(mode: AutoresetMode, num_envs: int) -> VectorEnv:
     """A vector environment as a task with its own `vector_entry_point` would bring it."""
-    vector_class = RewardsResets if mode == AutoresetMode.NEXT_STEP else SyncVectorEnv
-    return vector_class([Counting] * num_envs, autoreset_mode=mode)
+    return SyncVectorEnv([Counting] * num_envs, autoreset_mode=mode)
 
 
 gym.register("Counting-v0", entry_point="toy_envs:Counting")
 gym.register("Endless-v0", entry_point="toy_envs:Endless", max_episode_steps=20)
 gym.register("Nested-v0", entry_point="toy_envs:Nested", max_episode_steps=20)
 gym.register("Unbounded-v0", entry_point="toy_envs:Unbounded")
+gym.register("Huge-v0", entry_point="toy_envs:Huge")
+gym.register("Forever-v0", entry_point="toy_envs:Forever")
+for error in (ValueError, FileNotFoundError, AttributeError, SystemExit):
+    gym.register(f"{error.__name__}-v0", entry_point=partial(refuse, error))
 for autoreset_mode in AutoresetMode:
     creator = partial(make_vector, autoreset_mode)  # takes num_envs, as `gym.make_vec` passes it
     gym.register(f"Counting{autoreset_mode.value}-v0", vector_entry_point=creator)
 
 
+FAULTS = {"step": ZeroDivisionError, "exit": SystemExit}  # raised inside `step`
+
+
 class Faulty(gym.Env):
-    """Random observations; the environment `victim`, counted from the last `made = 0`, does `fault` after 20 steps."""
+    """Random observations; environment number `victim`, counted since `made = 0`, does `fault` after 20 steps."""
 
     observation_space = Box(-np.inf, np.inf, (3,), np.float32)
     action_space = Box(-1.0, 1.0, (1,), np.float32)
@@ -105,7 +122,9 @@ class Faulty(gym.Env):
         self.index, self.step_count = Faulty.made, 0
         Faulty.made += 1
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """A random observation; an episode takes ten steps."""
         super().reset(seed=seed)
         if self.fault == "reset" and self.index == self.victim and self.step_count >= 20:
@@ -116,8 +135,8 @@ class Faulty(gym.Env):
         """Breaks down, if it is to."""
         self.step_count += 1
         is_broken = self.index == self.victim and self.step_count > 20
-        if is_broken and self.fault == "step":
-            raise ZeroDivisionError("out of order")
+        if is_broken and self.fault in FAULTS:
+            raise FAULTS[self.fault]("out of order")
         obs, reward = self.np_random.normal(size=3).astype(np.float32), float(action[0])
         if is_broken and self.fault == "observation":
             obs[1] = np.nan

@@ -55,13 +55,17 @@ class Planned(ParallelEnv):
         content = [self.game, self.now, self.possible_agents.index(agent), self.rng.random()]
         return np.resize(content, space.shape).astype(space.dtype) if isinstance(space, Box) else 1
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begins the next game; a seed begins the first one."""
         if seed is not None:
             self.rng, self.game = np.random.default_rng(seed), -1
         self.seeds.append(seed)
         self.agents, self.ends, self.now, self.game = self.possible_agents[:], {}, 0, self.game + 1
-        return {agent: self.observe(agent) for agent in self.agents}, {a: self.first_infos.get(a, {}) for a in self.agents}
+        return {agent: self.observe(agent) for agent in self.agents}, {
+            a: self.first_infos.get(a, {}) for a in self.agents
+        }
 
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
         """Takes the actions of just those that are still there."""

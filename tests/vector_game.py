@@ -36,7 +36,7 @@ class Auction:
         """Begins all games."""
         if self.fault == "reset":
             raise KeyError("nothing there")
-        self.rng = np.random.default_rng(seed)
+        self.games, self.rng = 0, np.random.default_rng(seed)
         self.round, self.totals = np.zeros(self.num_games), np.zeros((self.num_games, 2))
         obs = self.observe()
         return [obs[0][..., :1], obs[1]] if self.fault == "obs" else obs
@@ -45,10 +45,18 @@ class Auction:
         """Takes the bids."""
         if self.fault == "step exit":
             raise SystemExit(0)
+        if self.fault == "late exit" and self.games > 0:
+            raise SystemExit(0)
         self.round, self.totals = self.round + 1, self.totals + np.concatenate(actions, axis=1)[..., 0]
         final_obs, over = self.observe(), self.round >= self.rounds
         scores = np.where(over[:, None], self.totals, 0.0)
-        rewards = [(sign * np.sign(scores[:, :1] - scores[:, 1:])).astype(np.float32) for sign in (1, -1)]
+        if self.fault == "late nan" and self.games > 0:
+            scores[0] = np.nan
+        self.games += int(over[0])
+        if self.fault == "scores":
+            scores = scores[:, 0]
+        lead = np.sign(scores[..., :1] - scores[..., 1:]) if scores.ndim == 2 else np.zeros((self.num_games, 1))
+        rewards = [(sign * lead).astype(np.float32) for sign in (1, -1)]
         self.round, self.totals = np.where(over, 0, self.round), np.where(over[:, None], 0.0, self.totals)
         ends, stops = [over[:, None]] * 2, [np.zeros((self.num_games, 1), dtype=bool)] * 2
         return TeamStep(self.observe(), final_obs, rewards, ends, stops, over, scores)
@@ -56,7 +64,7 @@ class Auction:
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
         """Random bids, or the highest."""
         bids = self.rng.uniform(-1, 1, (self.num_games, 1, 1)) if name == "random" else np.ones((self.num_games, 1, 1))
-        return bids.astype(np.float32)
+        return bids[0] if self.fault == "actions" else bids.astype(np.float32)
 
     def render(self) -> Any:
         """One grey that tells the round."""
@@ -64,6 +72,8 @@ class Auction:
 
     def close(self) -> None:
         """Nothing is open."""
+        if self.fault == "close":
+            raise OSError("stuck")
 
 
 def make(num_games: int) -> Auction:

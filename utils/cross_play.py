@@ -1,6 +1,7 @@
 """Who beats whom: games between given players, the table of all against all, its ratings and its heat map."""
 
 import csv
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -35,9 +36,8 @@ class Player:
 
 def scripted_players(env: TeamEnv) -> list[Player]:
     """The game's scripted players, weakest first: one for each behaviour that a name can play."""
-    found = [
-        (name, team.behavior) for team, names in zip(env.teams, env.scripted_by_team, strict=True) for name in names
-    ]
+    roles = zip(env.teams, env.scripted_by_team, strict=True)
+    found = [(name, team.behavior) for team, names in roles for name in names]
     return [Player(name, behavior) for name, behavior in dict.fromkeys(found)]
 
 
@@ -82,10 +82,9 @@ def play(
 def seatings(env: TeamEnv, first: Player, second: Player) -> list[int]:
     """The teams that the first player can take while the second takes all others."""
     behaviors = [team.behavior for team in env.teams]
-    wanted = [
-        [first.behavior if u == t else second.behavior for u in range(len(behaviors))] for t in range(len(behaviors))
-    ]
-    return [t for t in range(len(behaviors)) if wanted[t] == behaviors]
+    teams = range(len(behaviors))
+    wanted = [[first.behavior if u == t else second.behavior for u in teams] for t in teams]
+    return [t for t in teams if wanted[t] == behaviors]
 
 
 def pairs_with_others(env: TeamEnv, players: Sequence[Player], num_own: int) -> list[tuple[int, int]]:
@@ -97,7 +96,10 @@ def pairs_with_others(env: TeamEnv, players: Sequence[Player], num_own: int) -> 
 def record_video(
     env: TeamEnv, agents: Mapping[str, Any], first: Player, second: Player, seed: int, deterministic: bool, folder: Path
 ) -> None:
-    """Writes a game of the two players to folder/videos. The environment must have been made for rendering."""
+    """Writes a game of the two players to folder/videos, at the game's own speed, and prints the path.
+
+    The environment must have been made for rendering.
+    """
     from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
 
     (folder / "videos").mkdir(exist_ok=True)
@@ -105,8 +107,10 @@ def record_video(
     side = seatings(env, first, second)[0]
     seats = np.array([[int(t != side) for t in range(len(env.teams))]])
     play(env, agents, [first, second], seats, seed, deterministic, frames)
-    path = folder / "videos" / f"{first.behavior}-vs-{second.name}.mp4"
-    ImageSequenceClip(frames, fps=10).write_videofile(str(path), logger=None)
+    name = re.sub(r"[^\w.-]", "-", f"{first.behavior}-vs-{second.name}.mp4")
+    path = folder / "videos" / name
+    ImageSequenceClip(frames, fps=getattr(env, "render_fps", 10.0)).write_videofile(str(path), logger=None)
+    print(f"video: {path}")
 
 
 def play_pairs(
@@ -142,9 +146,8 @@ def play_pairs(
             games = np.arange(start, start + env.num_games)
             inside = games < total
             results = game_scores(play(env, agents, players, seats[games % total], seed + start, deterministic))
-            scores[k, games[inside]] = np.nanmean(results[np.arange(env.num_games), first[games % total]], axis=1)[
-                inside
-            ]
+            means = np.nanmean(results[np.arange(env.num_games), first[games % total]], axis=1)
+            scores[k, games[inside]] = means[inside]
     env.close()
     return scores.mean(axis=0).reshape(len(pairs), num_seeds)
 
@@ -177,9 +180,8 @@ class CrossPlay:
         lines = [f"{'':{width}}" + "".join(f"{j:5d}" for j in columns) + "   rating [95% interval]"]
         for i, label in enumerate(labels):
             cells = "".join("    ." if np.isnan(means[i, j]) else f"{100 * means[i, j]:5.0f}" for j in columns)
-            lines.append(
-                f"{label:{width}}{cells}   {self.ratings[i]:6.0f} [{self.low[i]:.0f}, {self.high[i]:.0f}]  ({i})"
-            )
+            interval = f"[{self.low[i]:.0f}, {self.high[i]:.0f}]"
+            lines.append(f"{label:{width}}{cells}   {self.ratings[i]:6.0f} {interval}  ({i})")
         return "\n".join(lines)
 
     def progress(self) -> dict[str, tuple[float, float]]:
@@ -230,9 +232,8 @@ class CrossPlay:
         for i, j in np.argwhere(~np.isnan(means)):
             axes.text(j, i, f"{100 * means[i, j]:.0f}", ha="center", va="center", fontsize=7)
         axes.set_xticks(range(n), labels, rotation=90)
-        axes.set_yticks(
-            range(n), [f"{label}  ({rating:.0f})" for label, rating in zip(labels, self.ratings, strict=True)]
-        )
+        rated = [f"{label}  ({rating:.0f})" for label, rating in zip(labels, self.ratings, strict=True)]
+        axes.set_yticks(range(n), rated)
         axes.set_title("score of row against column in percent (rating)")
         figure.colorbar(image, shrink=0.8)
         return figure
@@ -251,12 +252,12 @@ def cross_play(
     Raises ValueError if no two players can meet, as in a game of three roles.
     """
     env = make_env(1)
-    sides = {
-        pair: len(seatings(env, players[pair[0]], players[pair[1]])) for pair in combinations(range(len(players)), 2)
-    }
-    pairs = [
-        (i, j) if sides[i, j] else (j, i) for i, j in sides if sides[i, j] or seatings(env, players[j], players[i])
-    ]
+    pairs = []
+    for i, j in combinations(range(len(players)), 2):
+        if seatings(env, players[i], players[j]):
+            pairs.append((i, j))
+        elif seatings(env, players[j], players[i]):
+            pairs.append((j, i))
     if not pairs:
         raise ValueError(
             "cross-play takes players who can meet, one on a team and the other on all others, and no two can"
@@ -267,6 +268,5 @@ def cross_play(
     scores = np.full((len(players), len(players), results.shape[1]), np.nan)
     for (i, j), result in zip(pairs, results, strict=True):
         scores[i, j], scores[j, i] = result, 1.0 - result
-    return CrossPlay(
-        list(players), scores, games_per_score, *bootstrap_ratings(scores, games_per_score=games_per_score)
-    )
+    ratings = bootstrap_ratings(scores, games_per_score=games_per_score)
+    return CrossPlay(list(players), scores, games_per_score, *ratings)

@@ -64,25 +64,32 @@ def snapshot_table(
 ) -> CrossPlay:
     """The table of scripted players and of `num_snapshots` snapshots of each pool, evenly spaced, against each other.
 
-    Actions are sampled, as in training: no snapshot has met a policy of most likely actions.
+    The last snapshot is always among them. Actions are sampled, as in training: no snapshot has met a policy of most
+    likely actions.
     """
     env = make_games(1)
     players = scripted_players(env)
     env.close()
     for behavior, pool in pools.items():
         count = min(num_snapshots, len(pool.snapshots))
-        snapshots = [pool.snapshots[round(i)] for i in np.linspace(0, len(pool.snapshots) - 1, count)]
+        snapshots = [pool.snapshots[round(i)] for i in np.linspace(len(pool.snapshots) - 1, 0, count)[::-1]]
         players += [Player(f"step {snapshot.step:,}", behavior, snapshot.weights) for snapshot in snapshots]
     return cross_play(make_games, agents, players, num_games, seed)
 
 
+def report_table(folder: Path, table: CrossPlay, run: Run | None = None) -> None:
+    """Prints the table and writes it into the folder, for a run to TensorBoard too. A failure to write is a warning."""
+    try:
+        table.report(folder)
+        if run is not None:
+            run.writer.add_figure("selfplay/cross_play", table.heat_map(), run.global_step)
+    except (OSError, ImportError) as error:
+        warn(f"not all of the table is in {folder}: {error}")
+
+
 def log_table(run: Run, table: CrossPlay) -> None:
     """Prints the table, and writes it into the run folder and to TensorBoard; a failure to write is a warning."""
-    try:
-        table.report(run.folder)
-        run.writer.add_figure("selfplay/cross_play", table.heat_map(), run.global_step)
-    except (OSError, ImportError) as error:
-        warn(f"the table is not in {run.folder}: {error}")
+    report_table(run.folder, table, run)
 
 
 def evaluate_run(args: Any, make_env: MakeGames, load_run: Callable[[Path, str], Any]) -> None:
@@ -99,7 +106,8 @@ def evaluate_run(args: Any, make_env: MakeGames, load_run: Callable[[Path, str],
         print(describe(score_policies(make_games, agents, args.eval_games, seed, args.deterministic, video_folder)))
         if args.cross_play_games:
             seed, num_snapshots = args.seed + 2_000_000, args.cross_play_snapshots
-            snapshot_table(make_games, agents, pools, num_snapshots, args.cross_play_games, seed).report(args.evaluate)
+            table = snapshot_table(make_games, agents, pools, num_snapshots, args.cross_play_games, seed)
+            report_table(args.evaluate, table)
         return
     env = make_games(1, render=args.capture_video)
     scripted = scripted_players(env)

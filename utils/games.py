@@ -67,6 +67,7 @@ class DiscGame:
     drag: ClassVar[np.ndarray]  # (num_discs, 1), 1/s
     radius: ClassVar[float]  # of a disc
     max_steps: ClassVar[int] = 100
+    render_fps: ClassVar[float] = 1 / DT
 
     def __init__(self, num_games: int) -> None:
         self.num_games = num_games
@@ -192,12 +193,11 @@ class Sumo(DiscGame):
     """
 
     scripted = ("random", "charge", "centre")
-    scripted_by_team = (scripted, scripted)
+    scripted_by_team: tuple[tuple[str, ...], ...] = (scripted, scripted)
     acceleration = 1.75
     drag = np.ones((2, 1))
-    sides = np.array(
-        [[1.0], [-1.0]]
-    )  # the second disc starts where the first one would after a rotation by 180 degrees
+    # The second disc starts where the first one would after a rotation by 180 degrees.
+    sides = np.array([[1.0], [-1.0]])
     radius = 0.15
     last_ring = 0.2  # radius of the ring at the time limit
     stiffness, damping = 8.0, 4.0  # of the scripted player centre: force at distance 1, force at speed 1
@@ -242,11 +242,7 @@ class Sumo(DiscGame):
         return self.sides * unit(self.position[1] - self.position[0])
 
     def observe(self, games: slice | np.ndarray) -> list[np.ndarray]:
-        position, velocity, ahead = (
-            self.position[:, games],
-            self.velocity[:, games],
-            self.ahead()[:, games],
-        )  # (2, games)
+        position, velocity, ahead = (x[:, games] for x in (self.position, self.velocity, self.ahead()))  # (2, games)
         vectors = coordinates([x * ahead.conj() for x in (position, velocity, velocity[::-1] - velocity)])
         distance, ring = np.abs(position), np.broadcast_to(self.ring()[games], position.shape)
         gap = np.broadcast_to(np.abs(position[1] - position[0]) - 2 * self.radius, position.shape)
@@ -277,7 +273,7 @@ class Pursuit(DiscGame):
         Team("evader", "evader", ("evader_0",), 13, 2, ()),
     )
     scripted = ("random", "chase", "flee")
-    scripted_by_team = (("random", "chase"), ("random", "flee"))
+    scripted_by_team: tuple[tuple[str, ...], ...] = (("random", "chase"), ("random", "flee"))
     acceleration = 1.5
     drag = np.array([[2.5], [2.5], [1.5]])  # top speeds 0.6 and 1
     radius = 0.08

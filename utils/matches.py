@@ -18,14 +18,19 @@ from utils.snapshot_pool import Snapshot, SnapshotPool
 from utils.team_env import Team, TeamEnv, legal_actions
 
 
-def swap_steps_of(teams: Sequence[Team], team_change: int, swaps_per_turn: float) -> int:
-    """Ghost steps between two swaps, so that a turn of `team_change` learner steps has `swaps_per_turn` swaps.
+def turn_ends(teams: Sequence[Team], team_change: int | None, total_steps: int) -> list[int]:
+    """The game steps at which the turns of a run end, in whole cycles: each behaviour learns once in a cycle.
 
-    ML-Agents' rule: (ghosts / learners) * team_change / swaps, for the turn of the first team.
+    A turn has `team_change` learner steps, scaled so that the cycles fill the run; None: ten cycles. A learner step is
+    one agent's, so the turn of a larger team takes fewer game steps. If all teams share one behaviour, it is one turn.
     """
-    learners = len(teams[0].agents)
-    ghosts = sum(len(team.agents) for team in teams) - learners
-    return max(1, round(ghosts / learners * team_change / swaps_per_turn))
+    sizes = {team.behavior: len(team.agents) for team in teams}
+    if len(sizes) == 1:
+        return [total_steps]
+    lengths = np.array([1.0 / size for size in sizes.values()])  # in game steps, relative to each other
+    cycles = 10 if team_change is None else max(1, round(total_steps / (team_change * lengths.sum())))
+    shares = np.cumsum(lengths) / lengths.sum()
+    return [round(total_steps * (cycle + share) / cycles) for cycle in range(cycles) for share in shares]
 
 
 class Matches:
@@ -43,16 +48,22 @@ class Matches:
         elo_k: float = 16.0,
         swap_steps: int = 0,
         side: str | None = None,
+        swaps_per_turn: float | None = None,
+        team_change: int = 0,
     ) -> None:
         """Starts with the first team's behaviour as the learner.
 
         `pools` has a pool for each behaviour, with at least one snapshot. `elo_k` is the largest change of a rating in
         one game. A game keeps its opponents until ghost agents, over all games, have taken `swap_steps` steps; 0 draws
         new opponents for each game. `side` is the team that the learner always plays on; None: it changes sides.
+
+        With `swaps_per_turn`, each turn of `team_change` learner steps has that many swaps, by ML-Agents' rule:
+        swap_steps = ghosts / learners * team_change / swaps_per_turn, for the sizes of the learner's team of that turn.
         """
         self.behaviors = [team.behavior for team in teams]
         self.team_names = [team.name for team in teams]
         self.pools, self.elo_k, self.swap_steps, self.side = pools, elo_k, swap_steps, side
+        self.swaps_per_turn, self.team_change = swaps_per_turn, team_change
         self.sizes = np.array([len(team.agents) for team in teams])
         self.opponents: list[list[Snapshot | None]] = [[None] * len(teams) for _ in range(num_games)]
         self.uids = np.zeros((num_games, len(teams)), dtype=np.int64)  # of the opponents; -1: the learner
@@ -67,11 +78,12 @@ class Matches:
         """Makes this behaviour the learner, rated as its newest snapshot, and restarts all games with new opponents."""
         self.learner = behavior
         self.rating = self.pools[behavior].latest.rating
-        names = zip(self.behaviors, self.team_names, strict=True)
-        sides = [t for t, (b, name) in enumerate(names) if b == behavior and self.side in (None, name)]
-        self.sides = sides or [
-            t for t, b in enumerate(self.behaviors) if b == behavior
-        ]  # the other role has no such side
+        sides = [t for t, b in enumerate(self.behaviors) if b == behavior]
+        self.sides = [t for t in sides if self.team_names[t] == self.side] or sides
+        if self.swaps_per_turn is not None:
+            learners = self.sizes[self.sides[0]]
+            ghosts = self.sizes.sum() - learners
+            self.swap_steps = max(1, round(ghosts / learners * self.team_change / self.swaps_per_turn))
         self.begin_anew()
 
     def begin_anew(self, seed: int | None = None) -> None:
@@ -118,12 +130,17 @@ class Matches:
             for seats in (self.opponents[game], self.uids[game]):
                 seats[team], seats[next_team] = seats[next_team], seats[team]
 
-    def finish(self, game: int, scores: np.ndarray) -> None:
+    def finish(self, game: int, scores: np.ndarray, rated: bool = True) -> None:
         """Rates a finished game by the teams' scores (num_teams,) and prepares its next start.
 
         Each opponent plays an Elo game of its own against the learner's rating before the game. With more than two
         teams, the changes are divided by the number of opponents. What the learner gains, its opponents lose.
+
+        `rated` is False for games in which the learner acts at random: then only the next start is prepared.
         """
+        if not rated:
+            self.next_game(game)
+            return
         results = game_scores(scores)[self.learner_team[game]]
         rating = self.rating
         for team, opponent in enumerate(self.opponents[game]):

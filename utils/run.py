@@ -27,7 +27,7 @@ import sys
 import time
 import traceback
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from importlib.util import find_spec
@@ -165,7 +165,7 @@ def prepare(args: Any, limits: Limits) -> None:
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen: MuJoCo, then pygame
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if args.capture_video and hasattr(args, "vectorization"):
-        check_video(args.env_id)
+        check_video(args.env_id, parse_json("env-kwargs", args.env_kwargs))
     if args.track:
         check_tracking()
     if getattr(args, "upload_model", False):
@@ -174,7 +174,7 @@ def prepare(args: Any, limits: Limits) -> None:
         catch_signals()
 
 
-def parse_json(flag: str, text: str, example: str) -> dict[str, Any]:
+def parse_json(flag: str, text: str, example: str = '{"name": 1}') -> dict[str, Any]:
     """The JSON object that a flag was given; exits with one sentence if it is none."""
     try:
         value = json.loads(text)
@@ -213,22 +213,25 @@ class TaskEnv(gym.Wrapper):
 
 
 class TaskEnvs(gym.vector.VectorWrapper):
-    """Turns exceptions of the environments into TaskError; exits with one sentence if spaces are not Box."""
+    """Turns exceptions of the environments into TaskError."""
 
-    def __init__(self, envs: gym.vector.VectorEnv, env_id: str) -> None:
-        super().__init__(envs)
-        takes, obs_space, action_space = (
-            "--env-id takes a task whose",
-            envs.single_observation_space,
-            envs.single_action_space,
-        )
+    def __init__(self, make: Callable[[], gym.vector.VectorEnv], env_id: str) -> None:
+        """Makes the environments; exits with one sentence if that fails, or if their spaces are not Box."""
+        try:
+            super().__init__(make())
+        except (Exception, SystemExit) as error:  # raised by Gymnasium or by the task's own code
+            hint = "; module:id imports the module that has the task" if isinstance(error, UNKNOWN_TASK) else ""
+            fail(f"--env-id {env_id} cannot be made: {type(error).__name__}: {one_line(error)}{hint}")
+        takes, envs = "--env-id takes a task whose", self.env
+        obs_space, action_space = envs.single_observation_space, envs.single_action_space
         if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
             fail(f"{takes} observations flatten to a vector, and those of {env_id} are {obs_space}")
-        if not isinstance(action_space, gym.spaces.Box) or action_space.dtype.kind != "f":
+        if (
+            not isinstance(action_space, gym.spaces.Box)
+            or action_space.dtype.kind != "f"
+            or not has_range(action_space)
+        ):
             fail(f"{takes} actions are a Box with finite bounds, and those of {env_id} are {action_space}")
-        with np.errstate(over="ignore"):
-            if not np.isfinite(action_space.high - action_space.low).all():
-                fail(f"{takes} actions are a Box with finite bounds, and those of {env_id} are {action_space}")
         if envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP:
             fail(f"--vectorization native takes the autoreset modes SAME_STEP and DISABLED, and {env_id} has NEXT_STEP")
 
@@ -245,6 +248,28 @@ class TaskEnvs(gym.vector.VectorWrapper):
             return self.env.step(actions)
         except Exception as error:
             raise TaskError(str(error)) from error
+
+
+UNKNOWN_TASK = (gym.error.NamespaceNotFound, gym.error.NameNotFound)
+
+
+def has_range(space: gym.spaces.Box) -> bool:
+    """Whether all bounds of a Box, and their differences, are finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(space.high - space.low).all())
+
+
+def allocate(flag: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Zeros of this shape; exits with one sentence that names the flag if they do not fit into memory."""
+    try:
+        if device.type == "cpu" and hasattr(os, "sysconf"):
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            if 4 * math.prod(shape) > memory:
+                raise MemoryError(f"the machine has {memory / 2**30:.0f} GiB")
+        return torch.zeros(shape, device=device)
+    except (MemoryError, RuntimeError) as error:
+        rows, size = f"{shape[0]:,} rows of {math.prod(shape[1:]):,} numbers", 4 * math.prod(shape) / 2**30
+        fail(f"--{flag} takes what fits into memory, and {rows} are {size:,.0f} GiB ({one_line(error)[:200]})")
 
 
 # === Run ==============================================================================================================
@@ -326,15 +351,7 @@ class Run:
         self.writer = SummaryWriter(str(self.folder))
         if args.resume is None:
             self.save_checkpoint(is_finished=False)
-        self.progress = tqdm(
-            total=total_steps,
-            initial=self.global_step,
-            unit="step",
-            dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
-        )
-        self.log_step = self.line_step = self.global_step
-        self.log_time = self.line_time = time.time()
+        self.progress = tqdm(disable=True)
 
     def announce(self) -> None:
         """Prints what will be run, and what of it may surprise."""
@@ -373,6 +390,15 @@ class Run:
         equals an uninterrupted one. Between two yields the progress bar moves, a checkpoint that is due is written, and
         a signal stops the run. After the last step the model and the checkpoint are on disk.
         """
+        self.progress = tqdm(
+            total=self.total_steps,
+            initial=self.global_step,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not sys.stderr.isatty(),
+        )
+        self.log_step = self.line_step = self.global_step
+        self.log_time = self.line_time = time.time()  # the time before, of compiling, does not count
         while self.global_step < self.total_steps:
             if stop_signals:
                 raise Stopped
@@ -392,16 +418,19 @@ class Run:
         print(f"training is over, and saved in {self.folder}; the final evaluation begins", flush=True)
         release_signals()  # nothing is left to lose
 
-    def check(self, **quantities: Any) -> None:
+    def check(self, step: int | None = None, /, **quantities: Any) -> None:
         """Stops the run if a number of these quantities is not finite, with the step and the quantity's name.
 
-        A quantity is a number, or an array whose first axis is time: its rows share the steps of the iteration evenly.
+        Without a step, a quantity is a number, or an array whose first axis is time: its rows share the steps of the
+        iteration evenly.
         """
         for name, values in quantities.items():
-            rows = np.isfinite(np.atleast_1d(values))
+            with np.errstate(over="ignore"):
+                rows = np.isfinite(np.atleast_1d(values).astype(np.float32))  # the networks take float32
             if not rows.all():
-                row = int(rows.reshape(len(rows), -1).all(axis=1).argmin())
-                step = self.global_step + (row + 1) * self.stride // len(rows)
+                if step is None:
+                    row = int(rows.reshape(len(rows), -1).all(axis=1).argmin())
+                    step = self.global_step + (row + 1) * self.stride // len(rows)
                 raise FloatingPointError(f"{name} is not a finite number at step {step:,}")
 
     def log(self, metrics: Mapping[str, float], global_step: int) -> None:
@@ -521,7 +550,8 @@ class Run:
         except OSError:  # its thread is gone, and its points are lost: the next ones go to a new file
             self.writer.file_writer = self.writer.all_writers = None
         facts = {"script": self.script.name, "format": CHECKPOINT_FORMAT, "versions": VERSIONS}
-        facts |= {"global_step": self.global_step, "extra_resets": self.extra_resets, "is_finished": is_finished}
+        facts |= {"global_step": self.global_step, "total_steps": self.total_steps}
+        facts |= {"extra_resets": self.extra_resets, "is_finished": is_finished}
         path = self.folder / "checkpoint.pt"
         try:
             state = {n: dict(part) if isinstance(part, dict) else part.state_dict() for n, part in self.parts.items()}
@@ -572,6 +602,11 @@ class Run:
             fail(f"--resume takes a run that has not finished, or more --total-timesteps than the {step:,} of {folder}")
         if step > self.total_steps:
             fail(f"{flag} takes no fewer steps than the {step:,} that {folder} has had")
+        schedules = [name for name in vars(self.args) if name.endswith("_lr_schedule")]
+        is_annealed = any(getattr(self.args, name) == "linear" for name in schedules)
+        if state["total_steps"] != self.total_steps and (is_annealed or getattr(self.args, "anneal_lr", False)):
+            before, now = (f"{1 - step / total:.2%}" for total in (state["total_steps"], self.total_steps))
+            warn(f"{flag} changes the annealed learning rate here from {before} to {now} of its initial value")
         if damaged:
             warn(f"going on from {path.name}, because the newer one is damaged ({'; '.join(damaged.values())})")
         for damaged_path in damaged:
@@ -747,10 +782,10 @@ class BufferFiles:
 # === Weights & Biases, Hugging Face Hub, videos =======================================================================
 
 
-def check_video(env_id: str) -> None:
+def check_video(env_id: str, env_kwargs: dict[str, Any]) -> None:
     """Checks that a Gymnasium task can be rendered; exits with one sentence."""
     try:
-        with gym.make(env_id, render_mode="rgb_array") as env:
+        with gym.make(env_id, **env_kwargs | {"render_mode": "rgb_array"}) as env:
             env.reset()
             frame = env.render()
     except Exception as error:  # each task, and each renderer, has its own errors
@@ -836,19 +871,27 @@ def upload_model(folder: Path, args: Any, metrics: Mapping[str, float]) -> None:
     """Writes a model card into the run folder, and uploads the folder to the Hugging Face Hub; warns if that fails."""
     from huggingface_hub import EvalResult, HfApi, ModelCardData
 
-    result = f"{metrics['eval/return_mean']:.2f} +/- {metrics['eval/return_std']:.2f}"
+    scores = {name: f"{value:.2f}" for name, value in metrics.items() if "_score_vs_" in name}
+    result, of_what = describe_status(metrics), "Scores of the final policies"
+    if "eval/return_mean" in metrics:
+        result = f"{metrics['eval/return_mean']:.2f} +/- {metrics['eval/return_std']:.2f}"
+        scores, of_what = {"mean_reward": result}, "Return of the final deterministic policy"
+        result += f" over {args.eval_episodes} episodes"
     card = ModelCardData(
         library_name="pytorch",
         tags=["reinforcement-learning", "deep-reinforcement-learning", args.exp_name, args.env_id],
         model_name=args.exp_name,
-        eval_results=[EvalResult("reinforcement-learning", args.env_id, args.env_id, "mean_reward", result)],
+        eval_results=[
+            EvalResult("reinforcement-learning", args.env_id, args.env_id, name, score)
+            for name, score in scores.items()
+        ],
     )
     versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, Gymnasium {gym.__version__}"
     script = script_of(type(args)).name
     try:
         (folder / "README.md").write_text(
             f"---\n{card.to_yaml()}\n---\n\n# {args.exp_name} on {args.env_id}\n\n"
-            f"Return of the final deterministic policy: {result} over {args.eval_episodes} episodes.\n\n"
+            f"{of_what}: {result}.\n\n"
             f"Trained with {versions}:\n\n    {command_of(args)}\n\n"
             f"Play it again, from a download of this repository:\n\n    python {script} --evaluate FOLDER\n"
         )

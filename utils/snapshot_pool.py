@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+UNIFORM_SHARE = 0.1  # of prioritised draws
 Weights = Mapping[str, Tensor]
 _uids = itertools.count()
 
@@ -43,9 +44,11 @@ class SnapshotPool:
 
         With probability `latest_ratio` an opponent is the newest snapshot. Otherwise it comes from the whole window:
         - "uniform": all snapshots are equally likely, as in ML-Agents.
-        - "prioritized": the probability is proportional to (1 - p)^2, where p is the learner's mean score in its last
-          games against the snapshot. This is prioritised fictitious self-play of AlphaStar (Vinyals et al. 2019,
-          https://doi.org/10.1038/s41586-019-1724-z, Methods).
+        - "prioritized": the probability is (1 - u) * priority + u / (number of snapshots) with u = `UNIFORM_SHARE`. The
+          priority is proportional to (1 - p)^2, where p is the learner's mean score in its last games against the
+          snapshot. This is prioritised fictitious self-play of AlphaStar (Vinyals et al. 2019,
+          https://doi.org/10.1038/s41586-019-1724-z, Methods). The uniform share is our addition. Without it, a beaten
+          snapshot is almost never drawn again, so its score stays high even if the learner forgets how to beat it.
 
         Raises ValueError if a rule is out of range.
         """
@@ -71,11 +74,11 @@ class SnapshotPool:
             return self.latest
         if self.sampling == "uniform":
             return self.snapshots[self.rng.integers(len(self.snapshots))]
-        scores = np.array(
-            [(sum(s.results) + 0.5) / (len(s.results) + 1.0) for s in self.snapshots]
-        )  # one draw is added
+        # mean scores, with one draw added
+        scores = np.array([(sum(s.results) + 0.5) / (len(s.results) + 1.0) for s in self.snapshots])
         priorities = (1.0 - scores) ** 2
-        return self.snapshots[self.rng.choice(len(priorities), p=priorities / priorities.sum())]
+        probabilities = (1.0 - UNIFORM_SHARE) * priorities / priorities.sum() + UNIFORM_SHARE / len(scores)
+        return self.snapshots[self.rng.choice(len(scores), p=probabilities)]
 
     def state_dict(self) -> list[dict[str, Any]]:
         """All snapshots in plain containers, for a file."""

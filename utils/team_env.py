@@ -15,9 +15,10 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations, zip_longest
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +26,11 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim, flatten
 from pettingzoo.utils.conversions import turn_based_aec_to_parallel, turn_based_aec_to_parallel_wrapper
 from pettingzoo.utils.env import ParallelEnv
+
+from utils.errors import TaskError
+
+MAX_STEPS = 5_000  # of a game in an evaluation
+MAX_FRAMES = 2_000  # of a video; one of 600 x 600 pixels takes a megabyte of memory
 
 # === Interface ========================================================================================================
 
@@ -71,6 +77,9 @@ class TeamEnv(Protocol):
 
     `step` ignores the actions of an agent that is not alive, and its observation is zeros. An agent that is alive but
     may not act, because it is another agent's turn, has one legal action: the first of each branch.
+
+    Two further attributes are optional; only videos use them. `render_fps` is the game's own speed in steps per second,
+    10 if it is missing. `restarts` is True; once it is set to False, games that end stay as they are until `reset`.
     """
 
     num_games: int
@@ -99,25 +108,47 @@ class TeamEnv(Protocol):
 
 
 def play_games(
-    env: TeamEnv, act: Callable[[int, np.ndarray], np.ndarray], seed: int, frames: list[np.ndarray] | None = None
+    env: TeamEnv,
+    act: Callable[[int, np.ndarray], np.ndarray],
+    seed: int,
+    frames: list[np.ndarray] | None = None,
+    max_steps: int = MAX_STEPS,
 ) -> np.ndarray:
     """Plays each game from its reset to its first end. Returns the scores (num_games, num_teams).
 
     `act(team, obs)` gives a team's actions; it is called for each team before each step. Games that end early play on
-    beside the others, and these further games are not counted. `frames` receives a picture of game 0 before each step
-    of its first game.
+    beside the others, and these further games are not counted. A game that does not end in `max_steps` steps is cut,
+    and its scores are the teams' returns so far; a warning says how many were cut.
+
+    `frames` receives a picture of game 0 before each step of its first game, and one of its end if the games have the
+    attribute `restarts`. After `MAX_FRAMES` pictures only that of the end is added.
     """
+    optional: Any = env
+    shows_end = frames is not None and hasattr(env, "restarts")
+    if shows_end:
+        optional.restarts = False
     obs = env.reset(seed)
-    scores = np.zeros((env.num_games, len(env.teams)))
+    scores, returns = np.zeros((env.num_games, len(env.teams))), np.zeros((env.num_games, len(env.teams)))
     running = np.ones(env.num_games, dtype=bool)
-    while running.any():
-        if frames is not None and running[0]:
+    for _ in range(max_steps):
+        if frames is not None and running[0] and len(frames) < MAX_FRAMES:
             frames.append(env.render())
         step = env.step([act(team, obs[team]) for team in range(len(env.teams))])
+        returns += np.stack([rewards.mean(axis=1) for rewards in step.rewards], axis=1)
         ended = running & step.over
+        if frames is not None and shows_end and ended[0]:
+            frames.append(env.render())
         scores[ended] = step.scores[ended]
         running &= ~step.over
         obs = step.obs
+        if not running.any():
+            break
+    else:
+        scores[running] = returns[running]
+        cut = f"{int(running.sum())} of {env.num_games} games did not end in {max_steps:,} steps"
+        print(f"warning: {cut} and were scored by their returns so far", file=sys.stderr)
+    if shows_end:
+        optional.restarts = True
     return scores
 
 
@@ -125,6 +156,48 @@ def legal_actions(env: TeamEnv, t: int) -> np.ndarray:
     """Legal actions of team t in the next step: (num_games, team_size, sum(branches)), with no columns for Box."""
     team, mask = env.teams[t], env.action_masks[t]
     return np.ones((env.num_games, len(team.agents), sum(team.branches)), dtype=bool) if mask is None else mask
+
+
+def next_legal_actions(env: TeamEnv, t: int, over: np.ndarray) -> np.ndarray:
+    """Legal actions of team t after a step, for the value that a learner bootstraps from; shape of `legal_actions`.
+
+    `over` is that of the step. For an agent that is still in its game these are the legal actions. For an agent whose
+    game is over, or that has left its game, nothing is known about the legal actions after the step, and
+    `env.action_masks` describes the next game or an idle agent. So all actions count as legal: a bootstrap after a
+    truncation is not restricted, and one after a termination is not used.
+    """
+    return legal_actions(env, t) | over[:, None, None] | ~env.alive[t][:, :, None]
+
+
+# === Errors ===========================================================================================================
+
+
+class BadGame(ValueError):
+    """A game that cannot be made or played here: a whole sentence."""
+
+
+def describe_error(error: BaseException) -> str:
+    """The type and the text of an exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+@contextmanager
+def game_code(place: str) -> Iterator[None]:
+    """Turns what the game's code raises into a TaskError that names the place."""
+    try:
+        yield
+    except TaskError as error:
+        raise TaskError(f"{place}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"{place}: {describe_error(error)}") from error
+
+
+def close_quietly(name: str, close: Callable[[], None]) -> None:
+    """Calls a game's `close`. An exception costs a warning, and neither results nor a model."""
+    try:
+        close()
+    except (Exception, SystemExit) as error:
+        print(f"warning: {name} cannot be closed: {describe_error(error)}", file=sys.stderr)
 
 
 # === Teams ============================================================================================================
@@ -147,44 +220,62 @@ def without_mask(space: Space) -> Space:
 def name_teams(agents: list[str]) -> dict[str, tuple[str, list[str]]]:
     """Groups agents into teams by name: name of the team -> (behaviour, agents), in the order of the first agents.
 
-    `Striker?team=0...` (names of ML-Agents) is in team `Striker?team=0` with behaviour `Striker`. For other names, the
-    name without its final number is team and behaviour. If there are only two agents and they share that name, each is
-    a team of its own.
+    `Striker?team=0...` is ML-Agents' form: a behaviour name and a team id. Agents with one id are one team. If all have
+    one behaviour name, the team is `Striker?team=0` with that behaviour. If not, as with `Goalie?team=0`, the team is
+    `team=0`, and its agents share one policy, of the behaviour `Goalie+Striker`. For other names, the name without its
+    final number is team and behaviour. If there are only two agents and they share that name, each is its own team.
     """
+    roles: dict[str, set[str]] = {}  # of each team id
+    unity = {agent: match for agent in agents if (match := re.match(r"(.*)\?(team=\d+)", agent))}
+    for match in unity.values():
+        roles.setdefault(match[2], set()).add(match[1])
     teams: dict[str, tuple[str, list[str]]] = {}
     for agent in agents:
-        unity = re.match(r"(.*)\?team=\d+", agent)
-        prefix = re.sub(r"[-_ ]?\d+$", "", agent) or agent
-        team, behavior = (unity[0], unity[1]) if unity else (prefix, prefix)
+        team = behavior = re.sub(r"[-_ ]?\d+$", "", agent) or agent
+        if agent in unity:
+            name, role, team_id = unity[agent].group(0, 1, 2)
+            is_mixed = len(roles[team_id]) > 1
+            team, behavior = (team_id, "+".join(sorted(roles[team_id]))) if is_mixed else (name, role)
         teams.setdefault(team, (behavior, []))[1].append(agent)
-    if len(agents) == 2 and len(teams) == 1 and "?team=" not in agents[0]:
+    if len(agents) == 2 and len(teams) == 1 and not unity:
         (behavior,) = teams
         teams = {agent: (behavior, [agent]) for agent in agents}
     return teams
 
 
 def make_team(env_id: str, env: ParallelEnv, name: str, behavior: str, agents: list[str]) -> Team:
-    """Makes a team of these agents. Sizes are those of its largest agent. ValueError if they cannot be one team."""
+    """Makes a team of these agents. Sizes are those of its largest agent. BadGame if they cannot be one team."""
     obs_dims, action_dims, branches = [], [], []
     for agent in agents:
         obs_space, space = without_mask(env.observation_space(agent)), env.action_space(agent)
         if not obs_space.is_np_flattenable:
-            raise ValueError(
-                f"{env_id} takes observations that flatten to a vector, and those of {agent} are {obs_space}"
-            )
+            raise BadGame(f"{env_id} takes observations that flatten to a vector, and those of {agent} are {obs_space}")
         is_box = isinstance(space, Box) and space.dtype.kind == "f" and space.is_bounded()
         if not is_box and not isinstance(space, (Discrete, MultiDiscrete)):
             takes = "Discrete, MultiDiscrete or a Box of real numbers with finite bounds"
-            raise ValueError(f"{env_id} takes actions that are {takes}, and those of {agent} are {space}")
+            raise BadGame(f"{env_id} takes actions that are {takes}, and those of {agent} are {space}")
         obs_dims.append(flatdim(obs_space))
         branches.append(branches_of(space))
         action_dims.append(flatdim(space) if is_box else len(branches[-1]))
+    if not all(obs_dims) or not all(action_dims):
+        raise BadGame(f"{env_id} takes observations and actions of one number or more, and team {name} has none")
     if len({sizes == () for sizes in branches}) > 1:
-        raise ValueError(
-            f"{env_id} takes teams whose agents are all of Box or all of discrete actions, and {name} is of both"
-        )
+        takes = "teams whose agents are all of Box or all of discrete actions"
+        raise BadGame(f"{env_id} takes {takes}, and {name} is of both")
     largest = tuple(max(sizes) for sizes in zip_longest(*branches, fillvalue=0))
     return Team(name, behavior, tuple(agents), max(obs_dims), max(action_dims), largest)
+
+
+def describe_teams(env: TeamEnv) -> str:
+    """One line for each team: its agents, behaviour, observations and actions."""
+    lines = []
+    for team in env.teams:
+        agents = f"{len(team.agents)} agent{'s' * (len(team.agents) > 1)} ({', '.join(team.agents)})"
+        kind = {0: "Box", 1: "Discrete"}.get(len(team.branches), "MultiDiscrete")
+        size = " x ".join(map(str, team.branches or (team.action_dim,)))
+        sees = f"behaviour {team.behavior}, {team.obs_dim} observation{'s' * (team.obs_dim > 1)}"
+        lines.append(f"team {team.name}: {agents}, {sees}, {kind} actions of {size}")
+    return "\n".join(lines)
 
 
 def shape_of(team: Team) -> str:
@@ -195,7 +286,7 @@ def shape_of(team: Team) -> str:
 def set_behaviors(env_id: str, teams: tuple[Team, ...], symmetric: bool | None) -> tuple[Team, ...]:
     """Gives all teams one behaviour (True) or each its own (False); None changes nothing.
 
-    Raises ValueError if teams that share a behaviour differ in size.
+    Raises BadGame if teams that share a behaviour differ in size.
     """
     if symmetric is not None:
         one = teams[0].behavior if len({team.behavior for team in teams}) == 1 else "shared"
@@ -203,7 +294,7 @@ def set_behaviors(env_id: str, teams: tuple[Team, ...], symmetric: bool | None) 
     for a, b in combinations(teams, 2):
         if a.behavior == b.behavior and shape_of(a) != shape_of(b):
             unlike = f"{a.name} has {shape_of(a)} and {b.name} has {shape_of(b)}"
-            raise ValueError(f"{env_id} takes --symmetric no: teams that share a policy are alike, and {unlike}")
+            raise BadGame(f"{env_id} takes --symmetric no: teams that share a policy are alike, and {unlike}")
     return teams
 
 
@@ -212,24 +303,22 @@ def make_teams(
 ) -> tuple[Team, ...]:
     """The teams of a PettingZoo game: the `named` ones, or those that the agents' names tell.
 
-    Named teams share a behaviour if they have equal sizes. `symmetric` overrides the behaviours. Raises ValueError if
+    Named teams share a behaviour if they have equal sizes. `symmetric` overrides the behaviours. Raises BadGame if
     there is only one team.
     """
     agents = list(getattr(env, "possible_agents", []))
     if not all(isinstance(agent, str) for agent in agents):
-        raise ValueError(f"{env_id} takes agents whose names are strings, and its are {agents}")
+        raise BadGame(f"{env_id} takes agents whose names are strings, and its are {agents}")
     groups = name_teams(agents)
     if named is not None:
         if sorted(agent for team in named.values() for agent in team) != sorted(agents) or not all(named.values()):
-            raise ValueError(
-                f"{env_id} takes --teams that name each of its agents once, and no other: {', '.join(agents)}"
-            )
+            names = ", ".join(agents)
+            raise BadGame(f"{env_id} takes --teams that name each of its agents once, and no other: {names}")
         groups = {name: (name, team) for name, team in named.items()}
     if len(groups) < 2:
         found = "; ".join(f"{name}: {', '.join(team)}" for name, (_, team) in groups.items()) or "no possible_agents"
-        raise ValueError(
-            f"{env_id} takes --teams that make two teams or more of its agents, which are {len(groups)} now ({found})"
-        )
+        now = f"which are {len(groups)} now ({found})"
+        raise BadGame(f"{env_id} takes --teams that make two teams or more of its agents, {now}")
     teams = tuple(make_team(env_id, env, name, *group) for name, group in groups.items())
     if named is not None and symmetric is None:
         symmetric = len({shape_of(team) for team in teams}) == 1
@@ -239,8 +328,20 @@ def make_teams(
 # === PettingZoo =======================================================================================================
 
 
-class TaskError(Exception):
-    """An exception raised by the game's own code."""
+def read_outcome(agent: str, outcome: Any) -> float:
+    """The agent's `info["outcome"]` as a number."""
+    number = np.asarray(outcome)
+    if number.size != 1 or number.dtype.kind not in "biuf" or not np.isfinite(number).all():
+        raise TaskError(f'info["outcome"] of {agent} must be a finite number, not {outcome!r:.80}')
+    return float(number.item())
+
+
+def read_reward(agent: str, rewards: Mapping[str, Any]) -> float:
+    """The agent's reward; 0 if there is none."""
+    try:
+        return float(rewards.get(agent, 0.0))
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"the reward of {agent} must be a number, not {rewards[agent]!r:.80}") from error
 
 
 class Seat:
@@ -252,10 +353,9 @@ class Seat:
 
     def __init__(self, env: ParallelEnv, teams: tuple[Team, ...], team: int, index: int) -> None:
         self.team, self.index, self.agent = team, index, teams[team].agents[index]
-        self.obs_space, self.action_space = (
-            without_mask(env.observation_space(self.agent)),
-            env.action_space(self.agent),
-        )
+        self.obs_space = without_mask(env.observation_space(self.agent))
+        self.action_space = env.action_space(self.agent)
+        self.obs_dim = flatdim(self.obs_space)
         self.branches = branches_of(self.action_space)
         self.starts = np.cumsum((0, *teams[team].branches))[:-1]  # of the branches in a row of the team's mask
         self.slots = [start + i for start, size in zip(self.starts, self.branches, strict=False) for i in range(size)]
@@ -263,14 +363,30 @@ class Seat:
 
     def read_obs(self, obs: Any) -> np.ndarray:
         """The observation as a vector, without its action mask."""
-        return np.asarray(flatten(self.obs_space, obs))
+        try:
+            vector = np.asarray(flatten(self.obs_space, obs), dtype=np.float32)
+        except Exception as error:
+            raise self._bad_obs(f"{obs!r:.80} ({describe_error(error)})") from error
+        if vector.size != self.obs_dim or (isinstance(self.obs_space, Discrete) and not self.obs_space.contains(obs)):
+            raise self._bad_obs(f"{obs!r:.80}" if np.ndim(obs) == 0 else f"{vector.size} numbers")
+        return vector
+
+    def _bad_obs(self, given: str) -> TaskError:
+        """The error of an observation that is not in its space."""
+        expected = f"{self.obs_dim} numbers, from its space {self.obs_space}"
+        return TaskError(f"the observation of {self.agent} must be {expected}, not {given}")
 
     def read_mask(self, obs: Any, info: dict[str, Any]) -> np.ndarray:
         """The agent's legal actions as a row of its team's mask. A branch without a legal action gets its first."""
         mask = obs.get("action_mask") if isinstance(obs, dict) else None
         mask = info.get("action_mask") if mask is None else mask
         row = np.zeros(self.num_slots, dtype=bool)
-        row[self.slots] = True if mask is None else np.hstack(mask) if isinstance(mask, (tuple, list)) else mask
+        if mask is not None:
+            mask = np.hstack(mask) if isinstance(mask, (tuple, list)) else np.asarray(mask).ravel()
+            if mask.size != len(self.slots):
+                expected = f"{len(self.slots)} numbers, one for each action"
+                raise TaskError(f"the action mask of {self.agent} must have {expected}, not {mask.size}")
+        row[self.slots] = True if mask is None else mask
         row[self.starts[~np.logical_or.reduceat(row, self.starts)]] = True
         return row
 
@@ -278,12 +394,9 @@ class Seat:
         """The agent's action in its own space, from a row of its team's actions."""
         space = self.action_space
         if isinstance(space, Box):
-            unit = action[: flatdim(space)].reshape(space.shape)
-            return (
-                (space.low + 0.5 * (unit + 1.0) * (space.high - space.low))
-                .clip(space.low, space.high)
-                .astype(space.dtype)
-            )
+            share = 0.5 * (action[: flatdim(space)].reshape(space.shape).astype(np.float64).clip(-1.0, 1.0) + 1.0)
+            value = space.low * (1.0 - share) + space.high * share  # high - low could overflow
+            return value.clip(space.low, space.high).astype(space.dtype)
         if isinstance(space, Discrete):
             return space.dtype.type(action[0] + space.start)
         assert isinstance(space, MultiDiscrete)
@@ -302,6 +415,9 @@ class PettingZooGames:
         self.scripted_by_team: tuple[tuple[str, ...], ...] = (("random",),) * len(teams)
         self.alive = self._zeros(bool)
         self.action_masks = self._idle_masks()
+        self.restarts = True  # whether a game that ends starts again in the same step
+        fps = (getattr(envs[0], "metadata", None) or {}).get("render_fps")
+        self.render_fps = float(fps) if isinstance(fps, (int, float)) and fps > 0 else 10.0
         self._seats = [Seat(envs[0], teams, t, k) for t, team in enumerate(teams) for k in range(len(team.agents))]
 
     def _zeros(self, dtype: type, dims: list[int] | None = None) -> list[np.ndarray]:
@@ -324,6 +440,8 @@ class PettingZooGames:
         turn = env.aec_env.agent_selection if isinstance(env, turn_based_aec_to_parallel_wrapper) else None
         for seat in self._seats:
             is_alive, mask = self.alive[seat.team][i, seat.index], self.action_masks[seat.team]
+            if is_alive and seat.agent not in observations:
+                raise TaskError(f"{seat.agent} is in the game and must have an observation, and there is none")
             if seat.agent in observations and (is_alive or acted[seat.team][i, seat.index]):
                 obs = seat.read_obs(observations[seat.agent])
                 self._obs[seat.team][i, seat.index, : obs.size] = obs
@@ -332,15 +450,15 @@ class PettingZooGames:
 
     def _begin(self, i: int, seed: int | None = None) -> None:
         """Starts the next game of copy i."""
-        try:
-            observations, infos = self.envs[i].reset(seed=seed)
-        except Exception as error:
-            raise TaskError(f"environment {i} in reset: {type(error).__name__}: {error}") from error
         self._outcomes[i] = np.nan
-        for seat in self._seats:
-            self._returns[seat.team][i, seat.index] = 0.0
-            self.alive[seat.team][i, seat.index] = seat.agent in self.envs[i].agents
-        self._read(i, observations, infos, self.alive)
+        with game_code(f"environment {i} in reset"):
+            observations, infos = self.envs[i].reset(seed=seed)
+            for seat in self._seats:
+                self._returns[seat.team][i, seat.index] = 0.0
+                self.alive[seat.team][i, seat.index] = seat.agent in self.envs[i].agents
+            if not any(alive[i].any() for alive in self.alive):
+                raise TaskError("a game must begin with at least one agent, and there is none")
+            self._read(i, observations, infos, self.alive)
 
     def reset(self, seed: int) -> list[np.ndarray]:
         """Restarts all games. Each copy gets its own seed."""
@@ -359,22 +477,24 @@ class PettingZooGames:
         rewards, terminations, truncations = self._zeros(np.float32), self._zeros(bool), self._zeros(bool)
         for i, env in enumerate(self.envs):
             acting = [seat for seat in self._seats if acted[seat.team][i, seat.index]]
+            if not acting:  # it has ended and does not restart
+                continue
             chosen = {seat.agent: seat.write_action(actions[seat.team][i, seat.index]) for seat in acting}
-            try:
+            with game_code(f"environment {i} in step"):
                 observations, rewarded, terminated, truncated, infos = env.step(chosen)
-            except Exception as error:
-                raise TaskError(f"environment {i} in step: {type(error).__name__}: {error}") from error
-            for seat in self._seats:
-                t, k, agent = seat.team, seat.index, seat.agent
-                is_terminated, is_truncated = bool(terminated.get(agent, False)), bool(truncated.get(agent, False))
-                is_alive = agent in env.agents and not is_terminated and not is_truncated
-                self.alive[t][i, k] = is_alive
-                if seat in acting:
-                    rewards[t][i, k] = rewarded.get(agent, 0.0)
-                    terminations[t][i, k] = is_terminated or not (is_alive or is_truncated)
-                    truncations[t][i, k] = is_truncated
-                self._outcomes[i, t] = infos.get(agent, {}).get("outcome", self._outcomes[i, t])
-            self._read(i, observations, infos, acted)
+                for seat in self._seats:
+                    t, k, agent = seat.team, seat.index, seat.agent
+                    is_terminated, is_truncated = bool(terminated.get(agent)), bool(truncated.get(agent))
+                    is_alive = agent in env.agents and not is_terminated and not is_truncated
+                    self.alive[t][i, k] = is_alive
+                    if seat in acting:
+                        rewards[t][i, k] = read_reward(agent, rewarded)
+                        terminations[t][i, k] = is_terminated or not (is_alive or is_truncated)
+                        truncations[t][i, k] = is_truncated
+                    outcome = infos.get(agent, {}).get("outcome")
+                    if outcome is not None:
+                        self._outcomes[i, t] = read_outcome(agent, outcome)
+                self._read(i, observations, infos, acted)
         final_obs = self._obs
         self._obs = [np.where(alive[..., None], obs, 0.0) for alive, obs in zip(self.alive, final_obs, strict=True)]
         for total, reward in zip(self._returns, rewards, strict=True):
@@ -383,35 +503,37 @@ class PettingZooGames:
         scores = np.where(np.isnan(self._outcomes).any(axis=1, keepdims=True), returns, self._outcomes)
         over = ~np.any([alive.any(1) for alive in self.alive], axis=0)
         for i in over.nonzero()[0]:
-            self._begin(i)
-        return TeamStep(
-            self._obs, final_obs, rewards, terminations, truncations, over, np.where(over[:, None], scores, 0.0)
-        )
+            if not np.isfinite(scores[i]).all():
+                names = ", ".join(team.name for team in self.teams)
+                raise TaskError(f"environment {i} in step: the returns of {names} must be numbers, not {scores[i]}")
+            if self.restarts:
+                self._begin(i)
+        scores = np.where(over[:, None], scores, 0.0)
+        return TeamStep(self._obs, final_obs, rewards, terminations, truncations, over, scores)
 
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
         """Actions of "random", the only scripted player: uniform over the legal actions."""
         if name not in self.scripted_by_team[team]:
-            raise ValueError(
-                f"{name} is no scripted player of this game, which has {', '.join(self.scripted_by_team[team])}"
-            )
+            known = ", ".join(self.scripted_by_team[team])
+            raise ValueError(f"{name} is no scripted player of this game, which has {known}")
         mask, sizes = self.action_masks[team], self.teams[team].branches
         if mask is None:
-            return self._random.uniform(-1.0, 1.0, (*self.alive[team].shape, self.teams[team].action_dim)).astype(
-                np.float32
-            )
-        lots = mask * (
-            1.0 - self._random.random(mask.shape)
-        )  # legal lots are above 0; the highest one of a branch is drawn
+            shape = (*self.alive[team].shape, self.teams[team].action_dim)
+            return self._random.uniform(-1.0, 1.0, shape).astype(np.float32)
+        lots = mask * (1.0 - self._random.random(mask.shape))  # legal ones are above 0; the highest of a branch wins
         return np.stack([part.argmax(-1) for part in np.split(lots, np.cumsum(sizes)[:-1], axis=-1)], axis=-1)
 
     def render(self) -> np.ndarray:
         """A picture of game 0, (height, width, 3) uint8. The game must have been made with render_mode="rgb_array"."""
-        return np.asarray(self.envs[0].render(), dtype=np.uint8)
+        with game_code("environment 0 in render"):
+            picture = self.envs[0].render()
+            check_picture(picture)
+        return np.asarray(picture, dtype=np.uint8)
 
     def close(self) -> None:
-        """Closes all copies."""
-        for env in self.envs:
-            env.close()
+        """Closes all copies. A copy that cannot be closed costs a warning."""
+        for i, env in enumerate(self.envs):
+            close_quietly(f"environment {i}", env.close)
 
 
 # === Making a game ====================================================================================================
@@ -421,26 +543,24 @@ BUILT_IN = {"sumo": "utils.games:Sumo", "pursuit": "utils.games:Pursuit"}
 
 @contextmanager
 def refusal(message: str) -> Iterator[None]:
-    """Turns exceptions of the game's code into a ValueError of one sentence. Puts the working folder on `sys.path`."""
+    """Turns exceptions of the game's code into BadGame. Puts the working folder on `sys.path`."""
     folder = os.getcwd()
     sys.path.insert(0, folder)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # PettingZoo announces a registry that few games are in
             yield
-    except Exception as error:
-        raise ValueError(f"{message}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    except BadGame:
+        raise
+    except (Exception, SystemExit) as error:
+        raise BadGame(f"{message}: {describe_error(error)}") from error
     finally:
-        sys.path.remove(folder)
-
-
-def team_shapes(env: TeamEnv, *dims: int) -> list[tuple[int, ...]]:
-    """The shape (num_games, team_size, *dims) of each team's arrays."""
-    return [(env.num_games, len(team.agents), *dims) for team in env.teams]
+        if folder in sys.path:  # else the module itself has removed it
+            sys.path.remove(folder)
 
 
 def check_team_env(env: TeamEnv, num_games: int) -> None:
-    """Raises TypeError or ValueError if a game is not a `TeamEnv` of `num_games` games. Resets it."""
+    """Raises TypeError or ValueError if a game is not a `TeamEnv` of `num_games` games. Resets and steps it."""
     members = ["num_games", "teams", "scripted_by_team", "alive", "action_masks"]
     members += ["reset", "step", "scripted_actions", "render", "close"]
     missing = [name for name in members if not hasattr(env, name)]
@@ -454,24 +574,58 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
         raise ValueError(
             f"scripted_by_team must have names for each team, random among them, not {env.scripted_by_team}"
         )
-    obs = env.reset(0)
-    obs_shapes = [(*shape, team.obs_dim) for shape, team in zip(team_shapes(env), env.teams, strict=True)]
-    mask_shapes = [(*shape, sum(team.branches)) for shape, team in zip(team_shapes(env), env.teams, strict=True)]
-    check_arrays("reset", obs, obs_shapes, "float32")
-    check_arrays("alive", env.alive, team_shapes(env), "bool")
+    shapes = [(num_games, len(team.agents)) for team in env.teams]
+    obs_shapes = [(*shape, team.obs_dim) for shape, team in zip(shapes, env.teams, strict=True)]
+    check_arrays("reset", env.reset(0), obs_shapes, "float32")
+    check_arrays("alive", env.alive, shapes, "bool")
     if len(env.action_masks) != len(env.teams):
         raise ValueError(f"action_masks must have {len(env.teams)} items, one a team, not {len(env.action_masks)}")
-    for t, mask in enumerate(env.action_masks):
+    for mask, shape, team in zip(env.action_masks, shapes, env.teams, strict=True):
         if mask is not None:
-            check_arrays("action_masks", [mask], mask_shapes[t : t + 1], "bool")
+            check_arrays("action_masks", [mask], [(*shape, sum(team.branches))], "bool")
+    actions = [env.scripted_actions("random", t) for t in range(len(env.teams))]
+    action_shapes = [(*shape, team.action_dim) for shape, team in zip(shapes, env.teams, strict=True)]
+    check_arrays("scripted_actions", actions, action_shapes)
+    step = env.step(actions)
+    for name in ("obs", "final_obs"):
+        check_arrays(f"{name} of step", getattr(step, name), obs_shapes, "float32")
+    check_arrays("rewards of step", step.rewards, shapes)
+    for name in ("terminations", "truncations"):
+        check_arrays(f"{name} of step", getattr(step, name), shapes, "bool")
+    check_arrays("over of step", [step.over], [(num_games,)], "bool")
+    check_arrays("scores of step", [step.scores], [(num_games, len(env.teams))])
 
 
-def check_arrays(name: str, arrays: list[np.ndarray], shapes: list[tuple[int, ...]], dtype: str) -> None:
+def check_arrays(
+    name: str, arrays: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]], dtype: str | None = None
+) -> None:
     """Raises ValueError if the arrays of a `TeamEnv` do not have these shapes and this type."""
-    found = [(np.shape(array), str(getattr(array, "dtype", type(array).__name__))) for array in arrays]
+    found = [(np.shape(array), dtype and str(np.asarray(array).dtype)) for array in arrays]
     expected = [(shape, dtype) for shape in shapes]
     if found != expected:
         raise ValueError(f"{name} must give arrays of {expected}, not {found}")
+
+
+def check_picture(picture: Any) -> None:
+    """Raises TypeError if a game's `render` gave something else than a picture."""
+    if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
+        found = f"an array of {picture.shape}" if isinstance(picture, np.ndarray) else type(picture).__name__
+        raise TypeError(f"render must give an array (height, width, 3), not {found}")
+
+
+def guard(env: TeamEnv) -> None:
+    """Turns what a user's vectorised game raises into TaskError, and checks the scores of games that are over."""
+
+    def guarded(name: str, method: Callable[..., Any], *args: Any) -> Any:
+        with game_code(f"{name} of {type(env).__name__}"):
+            result = method(*args)
+            if name == "step" and not np.isfinite(result.scores[result.over]).all():
+                raise TaskError(f"the scores of games that are over must be numbers, not {result.scores[result.over]}")
+            return result
+
+    env.close = partial(close_quietly, type(env).__name__, env.close)  # type: ignore[method-assign]
+    for name in ("reset", "step", "scripted_actions", "render"):
+        setattr(env, name, partial(guarded, name, getattr(env, name)))
 
 
 def load_object(path: str) -> Any:
@@ -504,13 +658,15 @@ def make_team_env(
         found: Any = load_object(path) if ":" in path else importlib.import_module(path)
     if ":" in path:
         if teams is not None:
-            raise ValueError(f"{env_id} takes no --teams: they are for PettingZoo games")
+            raise BadGame(f"{env_id} takes no --teams: they are for PettingZoo games")
         with refusal(f"{env_id} cannot be made"):
             game = found(num_games, **kwargs)
             check_team_env(game, num_games)
-            if render and not isinstance(game.render(), np.ndarray):
-                raise TypeError("it renders no array")
-        game.teams = set_behaviors(env_id, tuple(game.teams), symmetric)
+            if render:
+                check_picture(game.render())
+            if env_id not in BUILT_IN:
+                guard(game)
+            game.teams = set_behaviors(env_id, tuple(game.teams), symmetric)
         return game
     if hasattr(found, "parallel_env"):
         make = found.parallel_env
@@ -519,12 +675,11 @@ def make_team_env(
         def make(**kwargs: Any) -> ParallelEnv:
             return turn_based_aec_to_parallel(found.env(**kwargs))
     else:
-        raise ValueError(f"{env_id} takes PettingZoo's function parallel_env or env, and that module has neither")
+        raise BadGame(f"{env_id} takes PettingZoo's function parallel_env or env, and that module has neither")
     with refusal(f"{env_id} cannot be made"):
         rendered = {"render_mode": "rgb_array"} if render else {}
         envs = [make(**kwargs | rendered if i == 0 else kwargs) for i in range(num_games)]
         if render:
             envs[0].reset()
-            if not isinstance(envs[0].render(), np.ndarray):
-                raise TypeError("it renders no array")
-    return PettingZooGames(envs, make_teams(env_id, envs[0], teams, symmetric))
+            check_picture(envs[0].render())
+        return PettingZooGames(envs, make_teams(env_id, envs[0], teams, symmetric))

@@ -34,7 +34,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ stands there
-from utils.run import Run, TaskEnv, TaskEnvs, describe, fail, load_model, parse_args, prepare  # noqa: E402
+from utils.run import Run, TaskEnv, TaskEnvs, allocate, describe, fail, load_model, parse_args, parse_json, prepare  # noqa: E402
 
 # === Arguments ========================================================================================================
 
@@ -63,6 +63,7 @@ class Args:
 
     # --- environment ---
     env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
+    env_kwargs: str = "{}"  # arguments of the task in JSON, such as {"ctrl_cost_weight": 0.2}
     num_envs: int = 1  # parallel environments
     vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
 
@@ -99,12 +100,19 @@ LIMITS = {
     "seed": (0, 2**31),
 }
 
+
+def check_args(args: Args) -> None:
+    """Checks what limits cannot express; exits with one sentence."""
+    if args.buffer_size < args.num_envs:
+        fail(f"--buffer-size takes at least --num-envs, {args.num_envs}, not {args.buffer_size}")
+
+
 # === Environments =====================================================================================================
 
 
-def make_env(env_id: str, index: int, video_folder: Path | None = None, video_name: str = "") -> gym.Env:
+def make_env(env_id: str, kwargs: dict[str, Any], index: int, video_folder: Path | None, video_name: str) -> gym.Env:
     """One environment with flat observations; its first episode is recorded if there is a folder for the video."""
-    env = gym.make(env_id) if video_folder is None else gym.make(env_id, render_mode="rgb_array")
+    env = gym.make(env_id, **kwargs | ({} if video_folder is None else {"render_mode": "rgb_array"}))
     if video_folder is not None:
         warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
         env = gym.wrappers.RecordVideo(env, str(video_folder), lambda episode: episode == 0, name_prefix=video_name)
@@ -115,16 +123,15 @@ def make_env(env_id: str, index: int, video_folder: Path | None = None, video_na
 
 def make_envs(args: Args, num_envs: int, video_folder: Path | None = None, video_name: str = "") -> VectorEnv:
     """`num_envs` environments stepped together; exits with one sentence if the task is not one for this script."""
-    env_fns = [partial(make_env, args.env_id, i, None if i else video_folder, video_name) for i in range(num_envs)]
-    try:
-        if args.vectorization == "native":
-            envs = gym.make_vec(args.env_id, num_envs, vectorization_mode="vector_entry_point")
-        else:
-            vector_class = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[args.vectorization]
-            envs = vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
-    except (Exception, SystemExit) as error:  # raised by Gymnasium or by the task's own code
-        fail(f"--env-id {args.env_id} cannot be made: {type(error).__name__}: {' '.join(str(error).split())}")
-    return TaskEnvs(envs, args.env_id)
+    kwargs = parse_json("env-kwargs", args.env_kwargs)
+    env_fns = [
+        partial(make_env, args.env_id, kwargs, i, None if i else video_folder, video_name) for i in range(num_envs)
+    ]
+    vector_class = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}.get(args.vectorization)
+    make: Callable[[], VectorEnv] = partial(gym.make_vec, args.env_id, num_envs, "vector_entry_point", **kwargs)
+    if vector_class is not None:
+        make = partial(vector_class, env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+    return TaskEnvs(make, args.env_id)
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -280,7 +287,7 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int, obs_dim: int, action_dim: int, device: torch.device) -> None:
         self.widths = [obs_dim, action_dim, 1, obs_dim, 1]
-        self.data = torch.zeros((capacity, sum(self.widths)), device=device)
+        self.data = allocate("buffer-size", (capacity, sum(self.widths)), device)
         self.total = 0  # transitions stored so far: transition i is in row i % capacity
 
     def columns(self) -> dict[str, Tensor]:
@@ -531,8 +538,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
 def main(args: Args) -> None:
     """Trains, or evaluates a trained model with --evaluate."""
     prepare(args, LIMITS)
-    if args.buffer_size < args.num_envs:
-        fail(f"--buffer-size takes at least --num-envs, {args.num_envs}, not {args.buffer_size}")
+    check_args(args)
     if args.evaluate is not None:
         agent = Agent(make_envs(args, 1), args)
         load_model(args.evaluate, {"agent": agent})
