@@ -116,7 +116,7 @@ def make_case(script: str, args: Args, what: str = "script") -> Case:
         flags += ["--learning-starts", "500"]
     elif script == "ppo_selfplay.py":
         unit = 16_384
-        warmup, steps = 16 * unit, 32 * unit
+        warmup, steps = unit if args.steps else 16 * unit, 32 * unit
         flags += ["--window", "8", "--save-steps", "16384", "--play-against-latest-model-ratio", "0"]
     else:
         warmup, steps = 20_000, 40_000

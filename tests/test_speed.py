@@ -80,6 +80,7 @@ def test_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clocks.result(clocks.step - 4) == pytest.approx({"wall": 0.75, "processor": 0.375, "update": 0.5})
 
 
+@pytest.mark.slow
 def test_all_scripts_are_measured(tmp_path: Path) -> None:
     """A round of short measurements: every row is there, parts do not exceed the whole, starts come in order."""
     names = ["ppo_continuous.py", "sac_continuous.py", "ppo_selfplay.py", "sac_selfplay.py"]
@@ -91,7 +92,7 @@ def test_all_scripts_are_measured(tmp_path: Path) -> None:
         "--rounds",
         "1",
         "--steps",
-        "2000",
+        "600",
         "--output",
         str(tmp_path / "x"),
     ]
@@ -119,6 +120,7 @@ def test_all_scripts_are_measured(tmp_path: Path) -> None:
     assert all(np.isfinite(float(row["seconds"])) and float(row["seconds"]) > 0 for row in limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo_continuous.py", "sac_continuous.py"])
 def test_libraries_are_measured_beside(name: str, tmp_path: Path) -> None:
     """At the script's hyper-parameters, in the same rounds."""
