@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -51,7 +52,7 @@ def test_copied_alone_into_an_empty_folder(script: ModuleType, tmp_path: Path) -
     alone.mkdir()
     beside.mkdir()
     (alone / name).write_text((ROOT / name).read_text())
-    flags = {"checkpoint_freq": 70, "eval_freq": 100}
+    flags: dict[str, Any] = {"checkpoint_freq": 70, "eval_freq": 100}
     result = run_command(command(script, Path(name), **flags), alone)
     assert result.returncode == 0, result.stderr
     expected = f"without utils/run.py {name} has no checkpoints, --resume, --track or --upload-model"
@@ -392,6 +393,7 @@ FLAGS: dict[str, list[dict[str, Any]]] = {
 def test_every_flag_runs_and_changes_something(train: Train, name: str, flags: dict[str, Any]) -> None:
     """Each flag that concerns learning changes the weights."""
     script = sys.modules[name]
+    train = partial(train, total_timesteps=130)
     folder = train(script, **flags)
     assert (folder / "model.pt").exists() == flags.get("save_model", True)
     assert folder.name.split("__")[1] == flags.get("exp_name", name)
