@@ -9,9 +9,7 @@ from benchmark.checkpoints import main
 
 
 def test_counts_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-def test_counts_and_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    """Every checkpoint counts, with those at the start and at the end; the size is that of the two files that stay."""
     monkeypatch.chdir(tmp_path)
     flags = "--env-id Pendulum-v1 --num-envs 1 --num-steps 32 --num-minibatches 2 --total-timesteps 320"
     flags += " --checkpoint-freq 64 --no-cuda"
