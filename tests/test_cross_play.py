@@ -443,7 +443,7 @@ ASYMMETRIC = make_table(ROLE_MEANS, ROLE_PLAYERS)
 
 
 def test_progress_by_hand() -> None:
-    """Against older selves 0.75 and 0.25; in roles half of 1 + 0.625 - 0.375, 1 + 0.625 - 0.75, 1 + 0.59375 - 0.4375."""
+    """By older selves 0.75 and 0.25; in roles half of 1 + 0.625 - 0.375, 1 + 0.625 - 0.75, 1 + 0.59375 - 0.4375."""
     assert SYMMETRIC.progress() == {"disc": (0.5, 0.25)}
     progress = ASYMMETRIC.progress()
     assert progress.keys() == {"hunter", "prey"}

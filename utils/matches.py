@@ -193,7 +193,8 @@ class Matches:
             self.next_game(game)
         ended = result.over | cut
         self.ages[ended] = self.cut_at[ended] = 0
-        return env.restart(cut.nonzero()[0]) if cut.any() else result.obs
+        restart: Any = getattr(env, "restart", None)  # `game_length` is None for a game without it
+        return restart(cut.nonzero()[0]) if cut.any() else result.obs
 
     def of_learner(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The learner's rows (num_games * team_size, ...) of one array (num_games, team_size, ...) per team."""

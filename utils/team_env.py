@@ -97,9 +97,6 @@ class TeamEnv(Protocol):
     def step(self, actions: list[np.ndarray]) -> TeamStep:
         """Steps all games with actions (num_games, team_size, action_dim) per team: numbers (clipped) or integers."""
 
-    def restart(self, games: np.ndarray) -> list[np.ndarray]:
-        """Starts new games at these indices, unfinished, and returns obs of all games. A user's game may lack it."""
-
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
         """Actions of that player in all games, as `step` takes them. The call does not change the games."""
 
