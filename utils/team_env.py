@@ -112,13 +112,13 @@ def play_games(
     act: Callable[[int, np.ndarray], np.ndarray],
     seed: int,
     frames: list[np.ndarray] | None = None,
-    max_steps: int = MAX_STEPS,
+    max_steps: int | None = None,
 ) -> np.ndarray:
     """Plays each game from its reset to its first end. Returns the scores (num_games, num_teams).
 
     `act(team, obs)` gives a team's actions; it is called for each team before each step. Games that end early play on
-    beside the others, and these further games are not counted. A game that does not end in `max_steps` steps is cut,
-    and its scores are the teams' returns so far; a warning says how many were cut.
+    beside the others, and these further games are not counted. A game that does not end in `max_steps` steps
+    (`MAX_STEPS` if None) is cut, and its scores are the teams' returns so far. A warning says how many were cut.
 
     `frames` receives a picture of game 0 before each step of its first game, and one of its end if the games have the
     attribute `restarts`. After `MAX_FRAMES` pictures only that of the end is added.
@@ -130,6 +130,7 @@ def play_games(
     obs = env.reset(seed)
     scores, returns = np.zeros((env.num_games, len(env.teams))), np.zeros((env.num_games, len(env.teams)))
     running = np.ones(env.num_games, dtype=bool)
+    max_steps = MAX_STEPS if max_steps is None else max_steps
     for _ in range(max_steps):
         if frames is not None and running[0] and len(frames) < MAX_FRAMES:
             frames.append(env.render())
@@ -670,11 +671,11 @@ def make_team_env(
             raise BadGame(f"{env_id} takes no --teams: they are for PettingZoo games")
         with refusal(f"{env_id} cannot be made"):
             game = found(num_games, **kwargs)
-            check_team_env(game, num_games)
+            if env_id not in BUILT_IN:
+                check_team_env(game, num_games)
+                guard(game)
             if render:
                 check_picture(game.render())
-            if env_id not in BUILT_IN:
-                guard(game)
             game.teams = set_behaviors(env_id, tuple(game.teams), symmetric)
         return game
     if hasattr(found, "parallel_env"):
