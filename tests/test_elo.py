@@ -23,7 +23,7 @@ results_strategy = st.integers(2, 6).flatmap(
 
 
 def play(ratings: np.ndarray, num_games: int, draws: float, rng: np.random.Generator) -> np.ndarray:
-    """Scores (n, n, num_games) of players of these ratings; `draws` of the games that the weaker does not lose are drawn."""
+    """Scores (n, n, num_games) of players with these ratings; `draws` is the share of draws among the other games."""
     scores = np.full((len(ratings), len(ratings), num_games), np.nan)
     for i, j in combinations(range(len(ratings)), 2):
         strong = expit(abs(ratings[i] - ratings[j]) * math.log(10) / 400)
@@ -134,7 +134,7 @@ def test_fit_by_hand() -> None:
 @pytest.mark.parametrize("bipartite", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_fit_against_choix(bipartite: bool, seed: int) -> None:
-    """Another implementation, by other algorithms, which knows only won games: each win is two of them, a draw one each way."""
+    """A second implementation that knows only won games: a win counts as two, a draw as one for each side."""
     rng = np.random.default_rng(seed)
     num_players = 7
     strengths = rng.normal(0, 250, num_players)
@@ -257,7 +257,7 @@ def test_bootstrap_of_two_players_is_binomial(games_per_score: int) -> None:
 
 
 def test_bootstrap_keeps_pairs_of_games_together() -> None:
-    """Two sides of a seed that always split the points leave nothing to chance; the same games one by one leave much."""
+    """If the two sides of a seed always split the points, there is no variance; single games have much."""
     together = np.full((2, 2, 32), 0.5)
     apart = np.stack([np.stack([together[0, 0].repeat(2), np.tile([0.0, 1.0], 32)]), np.tile([1.0, 0.0], (2, 32))])
     apart[1, 1] = 0.5
@@ -281,7 +281,7 @@ def test_bootstrap_is_determined_by_its_seed_and_rates_the_games_themselves() ->
 
 @pytest.mark.parametrize(("span", "num_games", "draws"), [(400, 24, 0.0), (400, 24, 0.6), (2000, 64, 0.0)])
 def test_bootstrap_intervals_hold_the_truth(span: float, num_games: int, draws: float) -> None:
-    """Simulated players of known ratings: 95% intervals hold them about that often, also where many pairs are one-sided."""
+    """95% intervals hold the known ratings of simulated players about that often, also with one-sided pairs."""
     rng = np.random.default_rng(0)
     truth = 1200 + np.linspace(-span / 2, span / 2, 8)
     held = []

@@ -1,4 +1,4 @@
-"""The built-in games: physics against closed forms, rules from states set by hand, symmetry, and the scripted players."""
+"""The built-in games: physics against closed forms, rules from states set by hand, symmetry, scripted players."""
 
 import math
 from collections.abc import Callable
@@ -212,7 +212,7 @@ def test_motion(game: type[DiscGame], other: complex) -> None:
 
 
 def test_render(make: Callable[[int], DiscGame]) -> None:
-    """Every disc has its team's colour at its centre, y points up, edges are smooth, and the bar for the time gets shorter."""
+    """Every disc has its team's colour at its centre, y points up, edges are smooth, the time bar gets shorter."""
     env = make(2)
     set_state(env, [-0.3 + 0.5j, 0.4 - 0.2j, -0.2 - 0.6j][: len(env.drag)])
     image = env.render()
@@ -526,7 +526,7 @@ def test_walls_and_top_speeds() -> None:
 
 
 def test_observations_of_pursuit() -> None:
-    """Recomputed in plain numbers: own position and velocity, then those of the others relative to them, then the time left."""
+    """Recomputed in plain numbers: own position and velocity, relative ones of the others, the time left."""
     env = Pursuit(1)
     set_state(env, [0.1 + 0.2j, -0.3 + 0.4j, 0.5 - 0.6j], [0.1 + 0j, 0.2j, -0.3 + 0.1j], time=25)
     pursuers, evader = env.observe(slice(None))

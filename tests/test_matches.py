@@ -187,7 +187,7 @@ def test_swaps_per_turn(layout: Layout, swap_steps: dict[str, int]) -> None:
 
 
 def test_the_turn_of_a_role() -> None:
-    """Gives the learner the rating of its newest snapshot, and new opponents of the other role; a rest keeps the rating."""
+    """The learner gets the rating of its newest snapshot and new opponents; a role at rest keeps its rating."""
     matches = make_matches(HUNT, 5, marks=3, latest_ratio=1.0)
     hunters, prey = matches.pools["hunter"], matches.pools["prey"]
     hunters.latest.rating, prey.latest.rating = 1300.0, 1150.0
@@ -214,7 +214,7 @@ def test_the_turn_of_a_role() -> None:
 
 
 def test_results_and_ratings_by_hand() -> None:
-    """The learner at 1200 beats 1000 (expected 0.7597), draws with 1400 (0.2403), and loses on the other side to 1200 (1/2)."""
+    """The learner at 1200 beats 1000 (expected 0.7597), draws with 1400 (0.2403), and loses to 1200 (1/2)."""
     matches = make_matches(DUEL, 3, elo_k=32.0)
     a, b, c = matches.pools["disc"].snapshots
     a.rating, b.rating = 1000.0, 1400.0
@@ -276,7 +276,7 @@ def test_games_that_are_not_rated(layout: Layout) -> None:
 )
 @settings(max_examples=60, deadline=None)
 def test_matches_credit_who_played(layout: Layout, swap_steps: int, sampling: str, moves: list[Any]) -> None:
-    """Points go from one to another, games are counted where they were played, and seats stay in order, whatever happens."""
+    """The sum of ratings is constant, games are counted where they were played, and seats stay in order."""
     behaviors = list(dict.fromkeys(behavior for _, behavior, _ in layout))
     pools = {b: make_pool(2, 0.2, sampling, marks=2) for b in behaviors}
     matches = Matches(make_teams(layout), 4, pools, swap_steps=swap_steps)
@@ -351,7 +351,7 @@ class Table:
 
 
 def lay_table(layout: Layout, num_games: int, discrete: bool, rng: np.random.Generator) -> tuple[Any, list[np.ndarray]]:
-    """With observations [game, team, agent, step], some agents that have left, and legal actions in all places but the last."""
+    """Observations are [game, team, agent, step]; some agents have left; all actions but the last are legal."""
     table = Table(make_teams(layout, (3, NUM_BITS - 3) if discrete else (), 1 + OBS_DIM + 2), num_games)
     obs = []
     for t, team in enumerate(table.teams):
@@ -367,7 +367,7 @@ def lay_table(layout: Layout, num_games: int, discrete: bool, rng: np.random.Gen
 @LAYOUTS
 @pytest.mark.parametrize("discrete", [False, True])
 def test_actions_reach_their_agents(layout: Layout, discrete: bool) -> None:
-    """The learner's rows come from its agents and go to them; each ghost's action is of its own policy, place and mask."""
+    """The learner's rows are those of its agents; each ghost acts by its own policy, place and mask."""
     rng = np.random.default_rng(0)
     table, obs = lay_table(layout, 7, discrete, rng)
     matches = make_matches(layout, 7, marks=5)
@@ -471,8 +471,8 @@ class Fighter(nn.Module):
 class Arena:
     """Games of different lengths between teams whose actions are their strengths, which alone decide who wins.
 
-    It knows who plays from the actions alone: strengths of snapshots are all different, and the learner adds a 1 to its own.
-    Each opponent gets a game of its own against the learner; the scores say how these ended. It keeps a record of them all.
+    It knows who plays from the actions alone: all strengths are different, and the learner adds 1 to its own.
+    Each opponent plays its own game against the learner, whose end the scores tell. All games are recorded.
     """
 
     def __init__(self, layout: Layout, num_games: int, seed: int) -> None:
@@ -517,7 +517,7 @@ class Arena:
 def test_every_result_goes_to_the_snapshot_that_played(layout: Layout, swap_steps: int, num_steps: int) -> None:
     """64 games in flight while snapshots come and go: counts, scores and ratings are those of the games' own record.
 
-    The long run ends with a learner that learns no more: there the ratings come near the true strengths, which are known.
+    In the end the learner does not change any more, and ratings come near the true strengths.
     """
     arena: Any = Arena(layout, 64, seed=1)
     behaviors = list(dict.fromkeys(behavior for _, behavior, _ in layout))

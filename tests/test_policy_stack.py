@@ -41,7 +41,7 @@ COUNTS = [[1], [40], [5, 0, 17, 1], [0, 0, 3], [4, 8, 12], [0, 31, 33, 0, 32, 2]
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
 @pytest.mark.parametrize("block", [1, 4, 16, 100])
 def test_a_stack_acts_as_its_policies_one_by_one(counts: list[int], block: int) -> None:
-    """Uneven numbers of rows in any order, also none; the module's own weights, and those that do not act, play no part."""
+    """Uneven numbers of rows in any order, also none; the module's own weights have no effect."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     policies = [Small() for _ in counts]

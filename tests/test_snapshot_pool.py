@@ -85,7 +85,7 @@ def test_draws_are_uniform_but_for_the_share_of_the_latest(latest_ratio: float) 
 
 @pytest.mark.parametrize("latest_ratio", [0.0, 0.25])
 def test_prioritized_draws_by_hand(latest_ratio: float) -> None:
-    """A mean score p counts one draw to begin with: 1/2, 7/8, 1/8 and 2/3 give (1 - p)^2 of 1/4, 1/64, 49/64 and 1/9."""
+    """A mean score p starts with one draw: 1/2, 7/8, 1/8 and 2/3 give (1 - p)^2 of 1/4, 1/64, 49/64, 1/9."""
     pool = make_pool(4, latest_ratio, "prioritized", marks=4)
     for snapshot, results in zip(pool.snapshots, [[], [1.0] * 3, [0.0] * 3, [1.0, 0.5]], strict=True):
         snapshot.results.extend(results)
@@ -96,7 +96,7 @@ def test_prioritized_draws_by_hand(latest_ratio: float) -> None:
 
 
 def test_prioritized_draws_forget_old_results() -> None:
-    """A hundred wins are the last ones of the first snapshot, though it had won a thousand games; nobody's chance is nought."""
+    """Only the newest hundred games count, though the first snapshot won a thousand; every chance is above 0."""
     pool = make_pool(2, 0.0, "prioritized", marks=2)
     pool.snapshots[0].results.extend([0.0] * 1000 + [1.0] * 100)
     chance = 0.9 * (0.5 / 101) ** 2 / ((0.5 / 101) ** 2 + 0.5**2) + 0.1 / 2
@@ -117,7 +117,7 @@ def test_beaten_snapshots_are_drawn_again() -> None:
 
 
 def test_state_goes_through_a_file() -> None:
-    """Plain containers, which load without code; what comes back is equal, independent, and draws as the saved one does."""
+    """Plain containers, which load without code; the copy is equal, independent, and draws the same."""
     pool = make_pool(4, 0.3, "prioritized", seed=7, marks=6)
     for i, snapshot in enumerate(pool.snapshots):
         snapshot.rating, snapshot.games = 1100.5 + i, 40 * i
@@ -152,7 +152,7 @@ def test_state_goes_through_a_file() -> None:
 )
 @settings(max_examples=60, deadline=None)
 def test_pool_is_the_end_of_a_list(window: int, latest_ratio: float, sampling: str, moves: list[str]) -> None:
-    """Whatever happens to it, it holds the last `window` of all snapshots with what they have been through, and draws these."""
+    """It always holds the last `window` snapshots with their records, and draws only these."""
     pool = make_pool(window, latest_ratio, sampling, marks=1)
     model: list[tuple[int, list[float]]] = [(0, [])]  # steps and results of all that there ever were
     for move in moves:
