@@ -27,6 +27,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -807,11 +808,14 @@ class BufferFiles:
 
 
 def check_video(env_id: str, env_kwargs: dict[str, Any]) -> None:
-    """Checks that a Gymnasium task can be rendered; exits with one sentence."""
+    """Checks that a Gymnasium task can be rendered; exits with one sentence, and without the renderer's warnings."""
+    render = env_kwargs | {"render_mode": "rgb_array"}
     try:
-        with gym.make(env_id, **env_kwargs | {"render_mode": "rgb_array"}) as env:
-            env.reset()
-            frame = env.render()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with gym.make(env_id, **render) as env:
+                env.reset()
+                frame = env.render()
     except Exception as error:  # each task, and each renderer, has its own errors
         fail(f"--capture-video cannot render {env_id}: {type(error).__name__}: {one_line(error)}")
     if not isinstance(frame, np.ndarray):
