@@ -119,7 +119,8 @@ def make_case(script: str, args: Args, what: str = "script") -> Case:
         warmup, steps = unit if args.steps else 16 * unit, 32 * unit
         flags += ["--window", "8", "--save-steps", "16384", "--play-against-latest-model-ratio", "0"]
     else:
-        warmup, steps = 20_000, 40_000
+        warmup, steps = 1_000 if args.steps else 20_000, 40_000
+        flags += ["--learning-starts", "500"]
         flags += ["--window", "8", "--save-steps", "2000", "--play-against-latest-model-ratio", "0"]
     steps = -(-(args.steps or steps) // unit) * unit
     flags += [

@@ -81,6 +81,7 @@ def test_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_all_scripts_are_measured(tmp_path: Path) -> None:
     """A round of short measurements: every row is there, parts do not exceed the whole, starts come in order."""
     names = ["ppo_continuous.py", "sac_continuous.py", "ppo_selfplay.py", "sac_selfplay.py"]
