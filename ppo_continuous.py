@@ -125,8 +125,9 @@ class Args:
 LIMITS = {
     "gamma gae_lambda": (0, 1),
     "adam_beta1 adam_beta2": (0, 0.9999),
-    "eval_episodes num_envs total_timesteps num_minibatches update_epochs": (1, 1e12),
-    "num_steps": (2, 1e12),
+    "eval_episodes num_envs": (1, 100_000),
+    "total_timesteps num_minibatches update_epochs": (1, 1e12),
+    "num_steps": (2, 1_000_000),
     "obs_epsilon": (1e-12, 1e12),
     "eval_freq checkpoint_freq learning_rate clip_coef ent_coef vf_coef max_grad_norm target_kl": (0, 1e12),
     "log_std_init log_std_min": (-20, 2),

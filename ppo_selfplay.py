@@ -131,8 +131,11 @@ class Args:
 LIMITS = {
     "gamma gae_lambda play_against_latest_model_ratio": (0, 1),
     "adam_beta1 adam_beta2": (0, 0.9999),
-    "eval_games num_games total_timesteps num_steps num_minibatches update_epochs save_steps team_change": (1, 1e12),
-    "eval_freq checkpoint_freq cross_play_games swap_steps learning_rate clip_coef ent_coef vf_coef": (0, 1e12),
+    "eval_games num_games": (1, 100_000),
+    "num_steps": (1, 1_000_000),
+    "total_timesteps num_minibatches update_epochs save_steps team_change": (1, 1e12),
+    "cross_play_games": (0, 100_000),
+    "eval_freq checkpoint_freq swap_steps learning_rate clip_coef ent_coef vf_coef": (0, 1e12),
     "max_grad_norm target_kl": (0, 1e12),
     "window cross_play_snapshots": (1, 10_000),
     "swaps_per_turn": (1e-9, 1e12),

@@ -104,7 +104,9 @@ class Args:
 
 LIMITS = {
     "gamma tau": (0, 1),
-    "eval_episodes num_envs total_timesteps buffer_size batch_size": (1, 1e12),
+    "eval_episodes num_envs": (1, 100_000),
+    "batch_size": (1, 10_000_000),
+    "total_timesteps buffer_size": (1, 1e12),
     "policy_frequency target_network_frequency log_freq": (1, 1e12),
     "eval_freq checkpoint_freq learning_starts updates_per_step": (0, 1e12),
     "policy_lr q_lr alpha_lr target_entropy_scale": (0, 1e12),

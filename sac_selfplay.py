@@ -132,9 +132,12 @@ class Args:
 
 LIMITS = {
     "gamma tau play_against_latest_model_ratio": (0, 1),
-    "eval_games num_games total_timesteps buffer_size batch_size save_steps team_change": (1, 1e12),
+    "eval_games num_games": (1, 100_000),
+    "batch_size": (1, 10_000_000),
+    "total_timesteps buffer_size save_steps team_change": (1, 1e12),
+    "cross_play_games": (0, 100_000),
     "policy_frequency target_network_frequency log_freq": (1, 1e12),
-    "eval_freq checkpoint_freq cross_play_games swap_steps learning_starts updates_per_step": (0, 1e12),
+    "eval_freq checkpoint_freq swap_steps learning_starts updates_per_step": (0, 1e12),
     "policy_lr q_lr alpha_lr target_entropy_scale discrete_target_entropy_scale": (0, 1e12),
     "window cross_play_snapshots": (1, 10_000),
     "swaps_per_turn": (1e-9, 1e12),

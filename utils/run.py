@@ -15,6 +15,7 @@ import io
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import pickle
 import platform
@@ -30,6 +31,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -60,7 +62,7 @@ UNREADABLE = (
     pickle.UnpicklingError,
     zipfile.BadZipFile,
 )
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
 
 class Stopped(Exception):
@@ -75,6 +77,38 @@ def one_line(error: object) -> str:
 def warn(message: str) -> None:
     """Prints a warning on standard error."""
     print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+class Output:
+    """A standard stream that may be closed, as by `| head -1`: then what is printed is dropped, and the run goes on."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream: TextIO = stream or open(os.devnull, "w")  # noqa: SIM115 (closed when the program ends)
+        if isinstance(self.stream, io.TextIOWrapper):
+            self.stream.reconfigure(errors="backslashreplace")  # for letters that the terminal does not have
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes the text, or drops it."""
+        try:
+            return self.stream.write(text)
+        except OSError:
+            self.drop()
+        return len(text)
+
+    def flush(self) -> None:
+        """Hands on what was written, or drops it."""
+        try:
+            self.stream.flush()
+        except OSError:
+            self.drop()
+
+    def drop(self) -> None:
+        """From here on everything goes nowhere."""
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
 # === Arguments ========================================================================================================
@@ -140,7 +174,7 @@ def read_args(cls: type, folder: Path, flag: str) -> dict[str, Any]:
                 typeguard.check_type(saved[name], hint)
     except typeguard.TypeCheckError as error:
         fail(f"{takes} ({name}: {one_line(error)})")
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         fail(f"{takes} ({one_line(error)})")
     return saved
 
@@ -151,6 +185,15 @@ def prepare(args: Any, limits: Limits) -> None:
     The keys of `limits` are names of arguments, separated by spaces. Checks the packages and accounts that flags need,
     too. Called before environments are made: their processes inherit the signal handlers, and so outlive a Ctrl-C.
     """
+    for name in ("stdout", "stderr"):
+        if not isinstance(getattr(sys, name), Output):
+            setattr(sys, name, Output(getattr(sys, name)))
+    try:
+        os.getcwd()
+    except OSError as error:
+        fail(f"the working folder is gone: {error}")
+    if args.evaluate is not None and args.capture_video and not os.access(args.evaluate, os.W_OK):
+        fail(f"--capture-video takes a run folder that can be written, and {args.evaluate} cannot")
     for names, (low, high) in limits.items():
         for name in names.split():
             value = getattr(args, name)
@@ -172,16 +215,17 @@ def prepare(args: Any, limits: Limits) -> None:
         check_upload(args)
     if args.evaluate is None:
         catch_signals()
+    sys.excepthook = partial(tell_exception, args)
 
 
 def parse_json(flag: str, text: str, example: str = '{"name": 1}') -> dict[str, Any]:
     """The JSON object that a flag was given; exits with one sentence if it is none."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        fail(f"--{flag} takes a JSON object such as {example}, not {text} ({error})")
+    except (ValueError, RecursionError) as error:
+        fail(f"--{flag} takes a JSON object such as {example}, not {text:.200} ({one_line(error)})")
     if not isinstance(value, dict):
-        fail(f"--{flag} takes a JSON object such as {example}, not {text}")
+        fail(f"--{flag} takes a JSON object such as {example}, not {text:.200}")
     return value
 
 
@@ -275,24 +319,71 @@ def allocate(flag: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
 # === Run ==============================================================================================================
 
 stop_signals: list[int] = []
+trains = False  # whether the run has begun its first step, so that there is something to save
 
 
 def catch_signals() -> None:
-    """Makes SIGINT and SIGTERM stop the run at its next step; a second one ends the program at once."""
+    """Makes SIGINT, SIGTERM and SIGHUP stop the run at its next step; a second one ends the program at once.
+
+    Before the first step, while environments are made or the update is compiled, the first one ends it at once, too.
+    """
+    global trains
+    process = os.getpid()
 
     def stop(signum: int, _: object) -> None:
         stop_signals.append(signum)
         release_signals()
+        if os.getpid() == process and not trains:
+            raise KeyboardInterrupt
+        if os.getpid() == process and signum == signal.SIGINT:
+            os.write(2, b"\nstopping after this step; Ctrl-C once more stops at once\n")
 
+    trains = False
     stop_signals.clear()
     for signum in STOP_SIGNALS:
-        signal.signal(signum, stop)
+        if signum == signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN:  # `nohup` ignores SIGHUP
+            signal.signal(signum, stop)
 
 
 def release_signals() -> None:
     """From here on a signal ends the program at once."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for signum in STOP_SIGNALS[1:]:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+
+
+def tell_exception(args: Any, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Says in one sentence what no run has handled: a signal, a lack of memory, a fault of the task's own code."""
+    for process in multiprocessing.active_children():  # environments, which have the signal handlers
+        process.kill()
+    status, sentence = 1, ""
+    if isinstance(error, KeyboardInterrupt):
+        status = 128 + (stop_signals[0] if stop_signals else signal.SIGINT)
+        sentence = f"stopped by signal {status - 128}"
+    elif lacks_memory(error):
+        sentence = describe_memory(args, error)
+    elif isinstance(error, TaskError):
+        sentence = f"--env-id {args.env_id} failed: {error}"
+    if not sentence or isinstance(error, TaskError):
+        traceback.print_exception(kind, error, trace)
+    if sentence:
+        print(sentence if status > 128 else f"error: {sentence}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Whether an exception is of Python, NumPy or PyTorch and says that there is not enough memory."""
+    is_of_torch = isinstance(error, RuntimeError) and re.search("allocate memory|out of memory", str(error))
+    return isinstance(error, MemoryError) or bool(is_of_torch)
+
+
+def describe_memory(args: Any, error: BaseException) -> str:
+    """The sentence for a lack of memory: it names the flags that need memory."""
+    sizes = ("num_envs", "num_games", "num_steps", "batch_size", "buffer_size", "eval_episodes", "eval_games")
+    flags = [flag_of(field.name) for field in fields(args) if field.name in sizes]
+    smaller = " or ".join(flags) or "arguments"
+    return f"there is not enough memory, and smaller {smaller} need less: {one_line(error)[:200]}"
 
 
 def seed_streams(seed: int, global_step: int) -> int:
@@ -397,6 +488,8 @@ class Run:
             dynamic_ncols=True,
             disable=not sys.stderr.isatty(),
         )
+        global trains
+        trains = True
         self.log_step = self.line_step = self.global_step
         self.log_time = self.line_time = time.time()  # the time before, of compiling, does not count
         while self.global_step < self.total_steps:
@@ -472,6 +565,8 @@ class Run:
             failure = f"--env-id {self.args.env_id} failed after step {self.global_step:,}: {error}"
         elif isinstance(error, FloatingPointError):
             failure = str(error)  # the last checkpoint is the last good state
+        elif error is not None and lacks_memory(error):
+            failure = describe_memory(self.args, error)
         if error is None or isinstance(error, (TaskError, Stopped)):
             try:
                 self.check_weights()
@@ -653,10 +748,11 @@ def make_run_folder(args: Any) -> Path:
     for counter in itertools.count(1):
         folder = Path("runs") / (name if counter == 1 else f"{name}-{counter}")
         try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
+            folder.parent.mkdir(exist_ok=True)
+            folder.mkdir()
         except OSError as error:
+            if folder.exists():
+                continue
             fail(f"the run folder cannot be made: {error}")
         return folder
     raise AssertionError("unreachable")

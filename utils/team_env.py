@@ -24,10 +24,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim, flatten
-from pettingzoo.utils.conversions import turn_based_aec_to_parallel, turn_based_aec_to_parallel_wrapper
-from pettingzoo.utils.env import ParallelEnv
 
-from utils.errors import TaskError
+from utils.errors import TaskError, missing_package
+
+try:
+    from pettingzoo.utils.conversions import turn_based_aec_to_parallel, turn_based_aec_to_parallel_wrapper
+    from pettingzoo.utils.env import ParallelEnv
+except ModuleNotFoundError as error:
+    raise missing_package("self-play", error) from error
 
 MAX_STEPS = 5_000  # of a game in an evaluation
 MAX_FRAMES = 2_000  # of a video; one of 600 x 600 pixels takes a megabyte of memory
