@@ -2,6 +2,8 @@
 
 import sys
 
+MAX_OBS_DIM = 1_000_000  # numbers of an observation; a first layer of 256 units then takes a gigabyte
+
 
 class TaskError(Exception):
     """An exception raised by the task's own code: its constructor, `reset` or `step`."""

@@ -27,6 +27,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -46,10 +47,12 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from utils.errors import TaskError
+from utils.errors import MAX_OBS_DIM, TaskError
 
 ArgsT = TypeVar("ArgsT")
 CHECKPOINT_FORMAT = 4  # increases when older checkpoints can no longer be read
+FACTS: dict[str, Any] = {"global_step": int, "total_steps": int, "extra_resets": list[int], "is_finished": bool}
+FACTS |= {"versions": dict[str, str], "events": dict[str, int]}  # of a checkpoint, beside its parts
 VERSIONS = {"torch": str(torch.__version__), "gymnasium": gym.__version__, "numpy": np.__version__}
 # Exceptions raised by missing, truncated, foreign or mismatched files.
 UNREADABLE = (
@@ -61,6 +64,7 @@ UNREADABLE = (
     ValueError,
     pickle.UnpicklingError,
     zipfile.BadZipFile,
+    typeguard.TypeCheckError,
 )
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
@@ -85,7 +89,8 @@ class Output:
     def __init__(self, stream: TextIO | None) -> None:
         self.stream: TextIO = stream or open(os.devnull, "w")  # noqa: SIM115 (closed when the program ends)
         if isinstance(self.stream, io.TextIOWrapper):
-            self.stream.reconfigure(errors="backslashreplace")  # for letters that the terminal does not have
+            with suppress(OSError):
+                self.stream.reconfigure(errors="backslashreplace")  # for letters that the terminal does not have
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -250,7 +255,8 @@ class TaskEnv(gym.Wrapper):
         """Takes a step."""
         self.num_steps += 1
         try:
-            return *self.env.step(action)[:4], {}
+            obs, reward, terminated, truncated = self.env.step(action)[:4]
+            return obs, reward.item() if isinstance(reward, np.ndarray) else reward, terminated, truncated, {}
         except (Exception, SystemExit) as error:
             where = f"environment {self.index} in its step {self.num_steps:,}"
             raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
@@ -270,9 +276,12 @@ class TaskEnvs(gym.vector.VectorWrapper):
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
         if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
             fail(f"{takes} observations flatten to a vector, and those of {env_id} are {obs_space}")
+        if not 1 <= obs_space.shape[0] <= MAX_OBS_DIM:
+            fail(f"{takes} observations are 1 to {MAX_OBS_DIM:,} numbers, and those of {env_id} are {obs_space}")
         if (
             not isinstance(action_space, gym.spaces.Box)
             or action_space.dtype.kind != "f"
+            or 0 in action_space.shape
             or not has_range(action_space)
         ):
             fail(f"{takes} actions are a Box with finite bounds, and those of {env_id} are {action_space}")
@@ -292,6 +301,13 @@ class TaskEnvs(gym.vector.VectorWrapper):
             return self.env.step(actions)
         except Exception as error:
             raise TaskError(str(error)) from error
+
+    def close(self, **kwargs: Any) -> None:
+        """Frees the resources of the environments. A failure costs a warning, and neither results nor a model."""
+        try:
+            self.env.close(**kwargs)
+        except (Exception, SystemExit) as error:  # the task's own code, or a process of it that is gone
+            warn(f"the environments cannot be closed: {type(error).__name__}: {one_line(error)}")
 
 
 UNKNOWN_TASK = (gym.error.NamespaceNotFound, gym.error.NameNotFound)
@@ -318,7 +334,7 @@ def allocate(flag: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
 
 # === Run ==============================================================================================================
 
-stop_signals: list[int] = []
+stop_signals = list[int]()
 trains = False  # whether the run has begun its first step, so that there is something to save
 
 
@@ -679,6 +695,8 @@ class Run:
                 state = read_file(path)
                 if state["format"] != CHECKPOINT_FORMAT:
                     raise ValueError(f"it has format {state['format']}, and this version reads {CHECKPOINT_FORMAT}")
+                for name, kind in FACTS.items():
+                    typeguard.check_type(state[name], kind)
                 for name, part in self.parts.items():
                     if isinstance(part, dict):
                         part.update(state["parts"][name])
@@ -808,6 +826,8 @@ def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "evaluate") -
         state = read_file(folder / "model.pt")
         for name, part in parts.items():
             part.load_state_dict(state[name])
+        if not all(x.isfinite().all() for x in all_tensors(parts)):
+            raise ValueError("its weights are not finite numbers")
     except UNREADABLE as error:
         reason = f"{type(error).__name__}: {one_line(error)}"[:300]
         fail(f"--{flag} takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
@@ -881,7 +901,10 @@ class BufferFiles:
 def check_video(env_id: str, env_kwargs: dict[str, Any]) -> None:
     """Checks that a Gymnasium task can be rendered; exits with one sentence."""
     try:
-        with gym.make(env_id, **env_kwargs | {"render_mode": "rgb_array"}) as env:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            gym.make(env_id, **env_kwargs | {"render_mode": "rgb_array"}) as env,
+        ):
             env.reset()
             frame = env.render()
     except Exception as error:  # each task, and each renderer, has its own errors
@@ -917,9 +940,12 @@ def start_tracking(folder: Path, args: Any) -> None:
     for record in (folder / "wandb").glob("offline-run-*"):
         shutil.rmtree(record)
     project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
-    run = wandb.init(
-        project=project, entity=entity, id=folder.name, resume="allow", dir=folder.resolve(), config=config
-    )
+    try:
+        run = wandb.init(
+            project=project, entity=entity, id=folder.name, resume="allow", dir=folder.resolve(), config=config
+        )
+    except Exception as error:  # names, network, files and the server each have their own errors
+        fail(f"--track cannot begin the W&B run {folder.name} of {project}: {one_line(error)}"[:500])
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     points: dict[int, dict[str, float]] = {}
     for name in events.Tags()["scalars"]:
