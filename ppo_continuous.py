@@ -8,14 +8,14 @@ walks through this file, explains every logged metric and has the results.
     python ppo_continuous.py --evaluate runs/FOLDER --capture-video
     python ppo_continuous.py --resume runs/FOLDER
 
-The defaults change the recipe of the reference, CleanRL's `ppo_continuous_action.py`, which is this line of flags:
+The defaults differ from the reference, CleanRL's `ppo_continuous_action.py`. These flags restore its settings:
 
     --num-envs 1 --num-steps 2048 --adam-beta1 0.9 --adam-beta2 0.999 --gae-lambda 0.95 --norm-adv --clip-vloss
     --target-kl None --log-std-init 0 --log-std-min -20 --obs-epsilon 1e-8
 
 - Lower initial noise, exp(-0.75) instead of 1, which never falls below exp(-1.25).
 - 16 environments for 128 steps; their first episodes are cut at different steps (Bharthulwar et al. 2025).
-- Lambda 0.9. Neither the advantages are normalised nor the value loss is clipped.
+- Lambda 0.9. Advantages are not normalised, and the value loss is not clipped.
 - Both of Adam's decays are 0.99 (Dohare et al. 2023). An iteration stops when its KL divergence exceeds 0.03.
 - Observations are divided by the square root of their variance plus 0.01.
 What each change is worth: `docs/ppo.md`. Further deviations:
@@ -125,8 +125,9 @@ class Args:
 LIMITS = {
     "gamma gae_lambda": (0, 1),
     "adam_beta1 adam_beta2": (0, 0.9999),
-    "eval_episodes num_envs total_timesteps num_minibatches update_epochs": (1, 1e12),
-    "num_steps": (2, 1e12),
+    "eval_episodes num_envs": (1, 100_000),
+    "total_timesteps num_minibatches update_epochs": (1, 1e12),
+    "num_steps": (2, 1_000_000),
     "obs_epsilon": (1e-12, 1e12),
     "eval_freq checkpoint_freq learning_rate clip_coef ent_coef vf_coef max_grad_norm target_kl": (0, 1e12),
     "log_std_init log_std_min": (-20, 2),
@@ -147,7 +148,7 @@ def check_args(args: Args) -> None:
 
 
 class Stagger(gym.Wrapper):
-    """Truncates the first episode after a reset with a seed; 0 steps is never."""
+    """Truncates the first episode after a reset with a seed at `first_length` steps; 0: it does not."""
 
     def __init__(self, env: gym.Env, first_length: int) -> None:
         super().__init__(env)
@@ -181,7 +182,7 @@ def make_env(
 
 
 class LeanVectorEnv(SyncVectorEnv):
-    """Gymnasium's own without infos and second copies, which take ten microseconds a step; HalfCheetah's takes 38."""
+    """`SyncVectorEnv` without infos and extra copies, which cost 10 microseconds a step (a step of HalfCheetah: 38)."""
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Steps one environment after another; where an episode ends, the next one begins (AutoresetMode.SAME_STEP)."""
@@ -323,7 +324,7 @@ class Agent(nn.Module):
         (num_envs, action_dim); deterministic without noise. Follows the layers of `Actor.mean`.
         """
         layers = all(isinstance(layer, (nn.Linear, nn.Tanh)) for layer in self.actor.mean)
-        assert layers, "policy() follows linear layers with tanh: see docs/ppo.md"
+        assert layers, "policy() can only follow linear layers with tanh: see Layer normalisation in docs/ppo.md"
         tensors = self.obs_rms.mean, self.obs_rms.std, self.actor.log_std.exp(), *self.actor.mean.parameters()
         obs_mean, obs_std, std, *parameters = (x.detach().cpu().numpy() for x in tensors)
 
@@ -396,7 +397,10 @@ def compute_policy_loss(
 def compute_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float | None
 ) -> tuple[Tensor, Metrics]:
-    """Half the mean squared error, with clip_coef of the worse of new and clipped values; all (minibatch_size,)."""
+    """Half the mean squared error; all tensors are (minibatch_size,).
+
+    With clip_coef, each sample counts the larger error: its own, or that of the value clipped around the old one.
+    """
     errors = (values - returns) ** 2
     if clip_coef is not None:
         clipped_values = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
@@ -449,7 +453,7 @@ def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor
 
 
 def compute_update_gradient(agent: Agent, minibatch: Batch, args: Args) -> tuple[Tensor, Metrics]:
-    """Gradient of eq. 9, with half the value loss and the entropy of the policy, as one vector; clipped by its norm."""
+    """Gradient of the joint loss (eq. 9) as one vector, its norm clipped."""
     mb_obs, mb_actions, mb_log_prob, mb_advantages, mb_returns, mb_values = minibatch
     if args.norm_adv:
         mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
@@ -497,7 +501,8 @@ class Rollout:
 def make_batch(agent: Agent, rollout: Rollout, args: Args, device: torch.device) -> Batch:
     """What the update learns from: obs, actions, log-probabilities, advantages, returns and values (batch_size, ...).
 
-    The log-probabilities are those of the policy that acted. Then the statistics see the rollout, and values follow.
+    The log-probabilities are under the statistics that the policy acted with. Then the statistics are updated, and
+    observations and values are under the new ones; so the first ratios are not exactly 1.
     """
     to_device = partial(torch.as_tensor, device=device)
     raw_obs, actions = to_device(rollout.obs), to_device(rollout.actions)
@@ -514,7 +519,7 @@ def make_batch(agent: Agent, rollout: Rollout, args: Args, device: torch.device)
     return tuple(x.to(device).flatten(0, 1) for x in columns)
 
 
-def update_epochs(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient: Gradient) -> dict[str, float]:
+def learn_from(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient: Gradient) -> dict[str, float]:
     """--update-epochs passes over a rollout in shuffled minibatches; returns means over all minibatches."""
     metrics: list[Metrics] = []
     for _ in range(args.update_epochs):
@@ -620,11 +625,13 @@ def main(args: Args) -> None:
             widths = [(obs_dim,), (action_dim,), (), (), (), ()]
             minibatch = tuple(torch.zeros((args.minibatch_size, *width), device=device) for width in widths)
             gradient = compiled(compute_update_gradient, agent, minibatch, args)
+        # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
+        # checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
             if seed is not None:  # at the start and after each checkpoint
                 obs, _ = envs.reset(seed=seed)
                 is_staggered = args.stagger and args.num_envs > 1 and args.vectorization != "native"
-                is_whole = np.full(args.num_envs, not is_staggered)
+                is_whole = np.full(args.num_envs, not is_staggered)  # False until the cut first episode has ended
                 discounted_return, episode_return, episode_length = np.zeros((3, args.num_envs))
             if args.anneal_lr:
                 optimizer.lr = args.learning_rate * (1.0 - global_step / total_steps)
@@ -652,11 +659,11 @@ def main(args: Args) -> None:
                     is_whole |= dones
                     discounted_return[dones] = episode_return[dones] = episode_length[dones] = 0.0
             run.check(observation=np.concatenate([rollout.obs, rollout.final_obs], axis=-1), reward=rollout.rewards)
-            global_step += args.batch_size  # from here on the step after this iteration, which `run.due` tests, too
+            global_step += args.batch_size  # now the number of steps after this iteration
 
             # update
             batch = make_batch(agent, rollout, args, device)
-            metrics = update_epochs(agent, optimizer, batch, args, gradient)
+            metrics = learn_from(agent, optimizer, batch, args, gradient)
 
             # log and evaluate
             run.check(**metrics)
@@ -752,7 +759,8 @@ if not TYPE_CHECKING and not HAS_UTILS:
                 print(f"step {global_step:,}: {describe(metrics)}", flush=True)
 
         def __exit__(self, *_: object) -> None:
-            torch.save({name: part.state_dict() for name, part in self.model.items()}, self.folder / "model.pt")
+            if self.args.save_model:
+                torch.save({name: part.state_dict() for name, part in self.model.items()}, self.folder / "model.pt")
             self.envs.close()
             self.writer.close()
             print(f"run folder: {self.folder}\nnext: python {Path(__file__).name} --evaluate {self.folder}")

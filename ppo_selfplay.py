@@ -1,9 +1,10 @@
 """Proximal policy optimisation (PPO) with self-play: any game between teams, symmetric or asymmetric.
 
 The algorithm is that of `ppo_continuous.py` (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7 and 9;
-Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). `diff ppo_continuous.py ppo_selfplay.py` shows what
-self-play adds. It follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves, and roles take
-turns to learn. `docs/selfplay.md` explains how opponents are chosen and rated, and has the results.
+Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). `diff ppo_continuous.py ppo_selfplay.py` shows that
+GAE, losses and update are the same; what self-play adds is in "Snapshots and turns" and in the lines of `main` with
+`matches`. It follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves, and roles take turns to
+learn. `docs/selfplay.md` explains how opponents are chosen and rated, why some defaults differ, and has the results.
 
     python ppo_selfplay.py
     python ppo_selfplay.py --env-id pursuit
@@ -131,8 +132,11 @@ class Args:
 LIMITS = {
     "gamma gae_lambda play_against_latest_model_ratio": (0, 1),
     "adam_beta1 adam_beta2": (0, 0.9999),
-    "eval_games num_games total_timesteps num_steps num_minibatches update_epochs save_steps team_change": (1, 1e12),
-    "eval_freq checkpoint_freq cross_play_games swap_steps learning_rate clip_coef ent_coef vf_coef": (0, 1e12),
+    "eval_games num_games": (1, 100_000),
+    "num_steps": (1, 1_000_000),
+    "total_timesteps num_minibatches update_epochs save_steps team_change": (1, 1e12),
+    "cross_play_games": (0, 100_000),
+    "eval_freq checkpoint_freq swap_steps learning_rate clip_coef ent_coef vf_coef": (0, 1e12),
     "max_grad_norm target_kl": (0, 1e12),
     "window cross_play_snapshots": (1, 10_000),
     "swaps_per_turn": (1e-9, 1e12),
@@ -400,7 +404,10 @@ def compute_policy_loss(
 def compute_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float | None
 ) -> tuple[Tensor, Metrics]:
-    """Half the mean squared error, with clip_coef of the worse of new and clipped values; all (minibatch_size,)."""
+    """Half the mean squared error; all tensors are (minibatch_size,).
+
+    With clip_coef, each sample counts the larger error: its own, or that of the value clipped around the old one.
+    """
     errors = (values - returns) ** 2
     if clip_coef is not None:
         clipped_values = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
@@ -453,7 +460,7 @@ def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor
 
 
 def compute_update_gradient(agent: Agent, minibatch: Batch, args: Args) -> tuple[Tensor, Metrics]:
-    """Gradient of eq. 9, with half the value loss and the entropy of the policy, as one vector; clipped by its norm."""
+    """Gradient of the joint loss (eq. 9) as one vector, its norm clipped."""
     mb_obs, mb_masks, mb_actions, mb_log_prob, mb_advantages, mb_returns, mb_values = minibatch
     if args.norm_adv:
         mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
@@ -500,7 +507,8 @@ class Rollout:
 def make_batch(agent: Agent, rollout: Rollout, args: Args, device: torch.device) -> Batch:
     """What the update learns from: obs, masks, actions, log-probabilities, advantages, returns, values (n, ...).
 
-    The log-probabilities are those of the policy that acted. Then the statistics see the rollout, and values follow.
+    The log-probabilities are under the statistics that the policy acted with. Then the statistics are updated, and
+    observations and values are under the new ones; so the first ratios are not exactly 1.
     Rows of agents that had left their game are not in the batch.
     """
     to_device = partial(torch.as_tensor, device=device)
@@ -520,7 +528,7 @@ def make_batch(agent: Agent, rollout: Rollout, args: Args, device: torch.device)
     return tuple(x.to(device)[valid] for x in columns)
 
 
-def update_epochs(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient: Gradient) -> dict[str, float]:
+def learn_from(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient: Gradient) -> dict[str, float]:
     """--update-epochs passes over a rollout in shuffled minibatches; returns means over all minibatches."""
     metrics: list[Metrics] = []
     num_minibatches = min(args.num_minibatches, len(batch[0]) // 2)  # fewer where agents have left their games
@@ -682,6 +690,8 @@ def main(args: Args) -> None:
             b_actions = zeros((rows, team.action_dim), dtype=torch.int64 if team.branches else torch.float32)
             minibatch = zeros((rows, team.obs_dim)), b_masks, b_actions, *(zeros(rows) for _ in range(4))
             gradient = compiled(gradient, agents[team.behavior], minibatch, args)
+        # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
+        # checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
             learner = matches.learner
             agent, optimizer, team = agents[learner], optimizers[learner], env.teams[matches.sides[0]]
@@ -718,12 +728,12 @@ def main(args: Args) -> None:
 
                 # rate, next opponents
                 obs = matches.finish_games(env, result, cut)
-            global_step += args.batch_size  # from here on the step after this iteration, which `run.due` tests, too
+            global_step += args.batch_size  # now the number of steps after this iteration
             learner_steps[learner] += int(rollout.valid.sum())
 
             # update
             batch = make_batch(agent, rollout, args, device)
-            metrics = update_epochs(agent, optimizer, batch, args, gradient)
+            metrics = learn_from(agent, optimizer, batch, args, gradient)
 
             # snapshot, change team
             next_learner = behaviors[bisect_right(change_at, global_step) % len(behaviors)]

@@ -9,7 +9,8 @@ explains every logged metric and has the results.
     python sac_continuous.py --resume runs/FOLDER
 
 Deviations from the reference, CleanRL's `sac_continuous_action.py`:
-- No reset is stored as a transition. As in the reference, a time limit is not stored as a termination.
+- The next observation of an episode's last transition is its own, never that of a reset. A time limit is not stored as
+  a termination, as in the reference.
 - The log standard deviation is clamped to [-20, 2], as in the paper's code; the reference squashes it into [-5, 2].
 - The actor loss also yields the entropy coefficient's loss; the reference samples the policy again.
 - The actor is updated with every critic update, and all three learning rates are 1e-3.
@@ -104,7 +105,9 @@ class Args:
 
 LIMITS = {
     "gamma tau": (0, 1),
-    "eval_episodes num_envs total_timesteps buffer_size batch_size": (1, 1e12),
+    "eval_episodes num_envs": (1, 100_000),
+    "batch_size": (1, 10_000_000),
+    "total_timesteps buffer_size": (1, 1e12),
     "policy_frequency target_network_frequency log_freq": (1, 1e12),
     "eval_freq checkpoint_freq learning_starts updates_per_step": (0, 1e12),
     "policy_lr q_lr alpha_lr target_entropy_scale": (0, 1e12),
@@ -210,9 +213,9 @@ class RunningMeanStd(nn.Module):
 def mlp(*sizes: int) -> nn.Sequential:
     """ReLU network with PyTorch's default initialisation."""
     layers: list[nn.Module] = []
-    for fan_in, fan_out in itertools.pairwise(sizes):
+    for fan_in, fan_out in itertools.pairwise(sizes[:-1]):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 
 
 class Actor(nn.Module):
@@ -229,7 +232,7 @@ class Actor(nn.Module):
 
 
 class TwinLinear(nn.Module):
-    """Two linear layers, one a critic, as one batched product; initialised like `nn.Linear`."""
+    """Two linear layers, one for each critic, as one batched product; initialised like `nn.Linear`."""
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__()
@@ -245,14 +248,14 @@ class TwinLinear(nn.Module):
 
 
 class TwinQNetwork(nn.Module):
-    """Both critics. Each parameter has one row a critic; for layer normalisation, see `docs/sac.md`."""
+    """Both critics. Each parameter has one row for each critic; for layer normalisation, see `docs/sac.md`."""
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, 256, 256, 1)):
+        for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, 256, 256)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
-        self.net = nn.Sequential(*layers[:-1])
+        self.net = nn.Sequential(*layers, TwinLinear(256, 1))
         assert all(len(parameter) == 2 for parameter in self.parameters()), (
             "critics share a parameter: see TwinLayerNorm in docs/sac.md"
         )
@@ -276,7 +279,7 @@ class Agent(nn.Module):
         self.qf_target = copy.deepcopy(self.qf).requires_grad_(False)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
-        """What each of the optimisers steps."""
+        """The parameters that each optimiser steps."""
         return {"policy": [*self.actor.parameters()], "q": [*self.qf.parameters()], "alpha": [self.log_alpha]}
 
     def normalize(self, obs: Tensor) -> Tensor:
@@ -450,7 +453,8 @@ def compute_actor_gradient(
     gradient, alpha_gradient = compute_gradient(actor_loss, agent.groups()["policy"]), None
     metrics["losses/actor_grad_norm"] = gradient.norm()
     if args.autotune:
-        alpha_loss, alpha_metrics = compute_alpha_loss(agent, log_prob, -args.target_entropy_scale * noise.shape[1])
+        target_entropy = -args.target_entropy_scale * noise.shape[1]
+        alpha_loss, alpha_metrics = compute_alpha_loss(agent, log_prob, target_entropy)
         alpha_gradient, metrics = compute_gradient(alpha_loss, agent.groups()["alpha"]), metrics | alpha_metrics
     return gradient, alpha_gradient, {name: value.detach() for name, value in metrics.items()}
 
@@ -464,13 +468,13 @@ def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
 
 
 Gradients = tuple[Callable[..., tuple[Tensor, Metrics]], Callable[..., tuple[Tensor, Tensor | None, Metrics]]]
-PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # the compiled forms of both take their place
+PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by their compiled forms with --compile
 
 
 def update(
     agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics, actor, entropy coefficient, targets; `step` counts the earlier rounds."""
+    """One round of Algorithm 1: critics, actor, entropy coefficient, targets; `step` counts earlier ones."""
     (qf_gradient, actor_gradient), actions = gradients, batch[1]
     gradient, metrics = qf_gradient(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)
@@ -585,6 +589,8 @@ def main(args: Args) -> None:
             batch = buffer.gather(torch.zeros(args.batch_size, dtype=torch.int64, device=device))
             example = agent, batch, torch.zeros_like(batch[1]), args
             gradients = compiled(compute_qf_gradient, *example), compiled(compute_actor_gradient, *example)
+        # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
+        # checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
             if seed is not None:  # at the start and after each checkpoint
                 obs, _ = envs.reset(seed=seed)
@@ -603,7 +609,7 @@ def main(args: Args) -> None:
                 actions = agent.act(obs, torch.randn((args.num_envs, action_dim), device=device))
             next_obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
             run.check(observation=np.concatenate([obs, final_obs], axis=-1)[None], reward=rewards[None])
-            global_step += args.num_envs  # from here on the step after this iteration, which `run.due` tests, too
+            global_step += args.num_envs  # now the number of steps after this iteration
 
             # store
             buffer.add(obs, actions, rewards, final_obs, terminations)
@@ -625,7 +631,7 @@ def main(args: Args) -> None:
                 counters["num_updates"] += 1
 
             # log and evaluate
-            if run.due(args.log_freq, args.checkpoint_freq):
+            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears what has been recorded
                 metrics = {name: value.item() for name, value in update_metrics.items()}
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}
@@ -722,7 +728,8 @@ if not TYPE_CHECKING and not HAS_UTILS:
                 print(f"step {global_step:,}: {describe(metrics)}", flush=True)
 
         def __exit__(self, *_: object) -> None:
-            torch.save({name: part.state_dict() for name, part in self.model.items()}, self.folder / "model.pt")
+            if self.args.save_model:
+                torch.save({name: part.state_dict() for name, part in self.model.items()}, self.folder / "model.pt")
             self.envs.close()
             self.writer.close()
             print(f"run folder: {self.folder}\nnext: python {Path(__file__).name} --evaluate {self.folder}")

@@ -132,9 +132,12 @@ class Args:
 
 LIMITS = {
     "gamma tau play_against_latest_model_ratio": (0, 1),
-    "eval_games num_games total_timesteps buffer_size batch_size save_steps team_change": (1, 1e12),
+    "eval_games num_games": (1, 100_000),
+    "batch_size": (1, 10_000_000),
+    "total_timesteps buffer_size save_steps team_change": (1, 1e12),
+    "cross_play_games": (0, 100_000),
     "policy_frequency target_network_frequency log_freq": (1, 1e12),
-    "eval_freq checkpoint_freq cross_play_games swap_steps learning_starts updates_per_step": (0, 1e12),
+    "eval_freq checkpoint_freq swap_steps learning_starts updates_per_step": (0, 1e12),
     "policy_lr q_lr alpha_lr target_entropy_scale discrete_target_entropy_scale": (0, 1e12),
     "window cross_play_snapshots": (1, 10_000),
     "swaps_per_turn": (1e-9, 1e12),
@@ -222,9 +225,9 @@ class RunningMeanStd(nn.Module):
 def mlp(*sizes: int) -> nn.Sequential:
     """ReLU network with PyTorch's default initialisation."""
     layers: list[nn.Module] = []
-    for fan_in, fan_out in itertools.pairwise(sizes):
+    for fan_in, fan_out in itertools.pairwise(sizes[:-1]):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 
 
 class NormalActor(nn.Module):
@@ -281,7 +284,7 @@ class CategoricalActor(nn.Module):
 
 
 class TwinLinear(nn.Module):
-    """Two linear layers, one a critic, as one batched product; initialised like `nn.Linear`."""
+    """Two linear layers, one for each critic, as one batched product; initialised like `nn.Linear`."""
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__()
@@ -297,14 +300,14 @@ class TwinLinear(nn.Module):
 
 
 class TwinQNetwork(nn.Module):
-    """Both critics. Each parameter has one row a critic."""
+    """Both critics. Each parameter has one row for each critic."""
 
     def __init__(self, input_dim: int, output_dim: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for fan_in, fan_out in itertools.pairwise((input_dim, 128, 128, output_dim)):
+        for fan_in, fan_out in itertools.pairwise((input_dim, 128, 128)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
-        self.net = nn.Sequential(*layers[:-1])
+        self.net = nn.Sequential(*layers, TwinLinear(128, output_dim))
         assert all(len(parameter) == 2 for parameter in self.parameters()), (
             "critics share a parameter: see TwinLayerNorm in docs/sac.md"
         )
@@ -331,7 +334,7 @@ class Agent(nn.Module):
         self.qf_target = copy.deepcopy(self.qf).requires_grad_(False)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
-        """What each of the optimisers steps."""
+        """The parameters that each optimiser steps."""
         return {"policy": [*self.actor.parameters()], "q": [*self.qf.parameters()], "alpha": [self.log_alpha]}
 
     def normalize(self, obs: Tensor) -> Tensor:
@@ -605,13 +608,13 @@ def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
 
 
 Gradients = tuple[Callable[..., tuple[Tensor, Metrics]], Callable[..., tuple[Tensor, Tensor | None, Metrics]]]
-PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # the compiled forms of both take their place
+PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by their compiled forms with --compile
 
 
 def update(
     agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics, actor, entropy coefficients, targets; `step` counts the earlier rounds."""
+    """One round of Algorithm 1: critics, actor, entropy coefficients, targets; `step` counts earlier ones."""
     (qf_gradient, actor_gradient), actions = gradients, batch[2]
     gradient, metrics = qf_gradient(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)
@@ -785,6 +788,8 @@ def main(args: Args) -> None:
             batch = buffer.gather(torch.zeros(args.batch_size, dtype=torch.int64, device=device))
             example = agents[behavior], batch, torch.zeros_like(batch[2]), args
             gradients = compiled(gradients[0], *example), compiled(gradients[1], *example)
+        # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
+        # checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
             learner = matches.learner
             agent, optimizers, buffer = agents[learner], all_optimizers[learner], buffers[learner]

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
 from benchmark import fail
 from benchmark.runs import (
@@ -32,6 +29,14 @@ from benchmark.statistics import (
     probability_of_improvement,
     student_interval,
 )
+from utils.errors import missing_package
+
+try:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+except ModuleNotFoundError as error:
+    raise missing_package("benchmark.report", error) from error
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")  # Okabe and Ito, without yellow
 LINES = ("-", "--", ":", "-.")  # with the colours: 28 curves that a colour-blind reader can tell apart

@@ -47,9 +47,6 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.live import Live
-from rich.table import Column, Table
 
 from benchmark import fail
 from benchmark.provenance import (
@@ -62,6 +59,14 @@ from benchmark.provenance import (
     usable_cores,
     versions,
 )
+from utils.errors import missing_package
+
+try:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Column, Table
+except ModuleNotFoundError as error:
+    raise missing_package("benchmark.sweep", error) from error
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NOTHING_LEFT = "--resume takes a run that has not finished"  # what a script says of a run that has

@@ -30,7 +30,7 @@ MAY_DIFFER = {
     ("ppo_selfplay", "sac_selfplay"): {"Args", "check_args", "NormalActor", "CategoricalActor", "Agent", "mlp"}
     | {"update", "main"},
     ("ppo_continuous", "ppo_selfplay"): {"Args", "check_args", "Agent", "make_env", "compute_update_gradient"}
-    | {"update", "Rollout", "make_batch", "update_epochs", "evaluate", "main"},
+    | {"update", "Rollout", "make_batch", "learn_from", "evaluate", "main"},
     ("sac_continuous", "sac_selfplay"): {"Args", "check_args", "Agent", "make_env", "ReplayBuffer", "TwinQNetwork"}
     | {"compute_td_target", "compute_qf_loss", "compute_actor_loss", "compute_alpha_loss", "compute_qf_gradient"}
     | {"compute_actor_gradient", "update", "evaluate", "main"},

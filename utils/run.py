@@ -32,6 +32,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -46,10 +47,12 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from utils.errors import TaskError
+from utils.errors import MAX_OBS_DIM, TaskError
 
 ArgsT = TypeVar("ArgsT")
 CHECKPOINT_FORMAT = 4  # increases when older checkpoints can no longer be read
+FACTS: dict[str, Any] = {"global_step": int, "total_steps": int, "extra_resets": list[int], "is_finished": bool}
+FACTS |= {"versions": dict[str, str], "events": dict[str, int]}  # of a checkpoint, beside its parts
 VERSIONS = {"torch": str(torch.__version__), "gymnasium": gym.__version__, "numpy": np.__version__}
 # Exceptions raised by missing, truncated, foreign or mismatched files.
 UNREADABLE = (
@@ -61,8 +64,9 @@ UNREADABLE = (
     ValueError,
     pickle.UnpicklingError,
     zipfile.BadZipFile,
+    typeguard.TypeCheckError,
 )
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
 
 class Stopped(Exception):
@@ -77,6 +81,39 @@ def one_line(error: object) -> str:
 def warn(message: str) -> None:
     """Prints a warning on standard error."""
     print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+class Output:
+    """A standard stream that may be closed, as by `| head -1`: then what is printed is dropped, and the run goes on."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream: TextIO = stream or open(os.devnull, "w")  # noqa: SIM115 (closed when the program ends)
+        if isinstance(self.stream, io.TextIOWrapper):
+            with suppress(OSError):
+                self.stream.reconfigure(errors="backslashreplace")  # for letters that the terminal does not have
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes the text, or drops it."""
+        try:
+            return self.stream.write(text)
+        except OSError:
+            self.drop()
+        return len(text)
+
+    def flush(self) -> None:
+        """Hands on what was written, or drops it."""
+        try:
+            self.stream.flush()
+        except OSError:
+            self.drop()
+
+    def drop(self) -> None:
+        """From here on everything goes nowhere."""
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
 # === Arguments ========================================================================================================
@@ -143,7 +180,7 @@ def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) 
         check_limits(args, limits or {})
     except typeguard.TypeCheckError as error:
         fail(f"{takes} ({name}: {one_line(error)})")
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         fail(f"{takes} ({one_line(error)})")
     return saved
 
@@ -163,6 +200,15 @@ def prepare(args: Any, limits: Limits) -> None:
     The keys of `limits` are names of arguments, separated by spaces. Checks the packages and accounts that flags need,
     too. Called before environments are made: their processes inherit the signal handlers, and so outlive a Ctrl-C.
     """
+    for name in ("stdout", "stderr"):
+        if not isinstance(getattr(sys, name), Output):
+            setattr(sys, name, Output(getattr(sys, name)))
+    try:
+        os.getcwd()
+    except OSError as error:
+        fail(f"the working folder is gone: {error}")
+    if args.evaluate is not None and args.capture_video and not os.access(args.evaluate, os.W_OK):
+        fail(f"--capture-video takes a run folder that can be written, and {args.evaluate} cannot")
     try:
         check_limits(args, limits)
     except ValueError as error:
@@ -185,16 +231,17 @@ def prepare(args: Any, limits: Limits) -> None:
         catch_signals()
     else:
         release_signals()
+    sys.excepthook = partial(tell_exception, args)
 
 
 def parse_json(flag: str, text: str, example: str = '{"name": 1}') -> dict[str, Any]:
     """The JSON object that a flag was given; exits with one sentence if it is none."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        fail(f"--{flag} takes a JSON object such as {example}, not {text} ({error})")
+    except (ValueError, RecursionError) as error:
+        fail(f"--{flag} takes a JSON object such as {example}, not {text:.200} ({one_line(error)})")
     if not isinstance(value, dict):
-        fail(f"--{flag} takes a JSON object such as {example}, not {text}")
+        fail(f"--{flag} takes a JSON object such as {example}, not {text:.200}")
     return value
 
 
@@ -219,7 +266,8 @@ class TaskEnv(gym.Wrapper):
         """Takes a step."""
         self.num_steps += 1
         try:
-            return *self.env.step(action)[:4], {}
+            obs, reward, terminated, truncated = self.env.step(action)[:4]
+            return obs, reward.item() if isinstance(reward, np.ndarray) else reward, terminated, truncated, {}
         except (Exception, SystemExit) as error:
             where = f"environment {self.index} in its step {self.num_steps:,}"
             raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
@@ -239,9 +287,12 @@ class TaskEnvs(gym.vector.VectorWrapper):
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
         if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
             fail(f"{takes} observations flatten to a vector, and those of {env_id} are {obs_space}")
+        if not 1 <= obs_space.shape[0] <= MAX_OBS_DIM:
+            fail(f"{takes} observations are 1 to {MAX_OBS_DIM:,} numbers, and those of {env_id} are {obs_space}")
         if (
             not isinstance(action_space, gym.spaces.Box)
             or action_space.dtype.kind != "f"
+            or 0 in action_space.shape
             or not has_range(action_space)
         ):
             fail(f"{takes} actions are a Box with finite bounds, and those of {env_id} are {action_space}")
@@ -261,6 +312,13 @@ class TaskEnvs(gym.vector.VectorWrapper):
             return self.env.step(actions)
         except Exception as error:
             raise TaskError(str(error)) from error
+
+    def close(self, **kwargs: Any) -> None:
+        """Frees the resources of the environments. A failure costs a warning, and neither results nor a model."""
+        try:
+            self.env.close(**kwargs)
+        except (Exception, SystemExit) as error:  # the task's own code, or a process of it that is gone
+            warn(f"the environments cannot be closed: {type(error).__name__}: {one_line(error)}")
 
 
 UNKNOWN_TASK = (gym.error.NamespaceNotFound, gym.error.NameNotFound)
@@ -287,19 +345,31 @@ def allocate(flag: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
 
 # === Run ==============================================================================================================
 
-stop_signals: list[int] = []
+stop_signals = list[int]()
+trains = False  # whether the run has begun its first step, so that there is something to save
 
 
 def catch_signals() -> None:
-    """Makes SIGINT and SIGTERM stop the run at its next step; a second one ends the program at once."""
+    """Makes SIGINT, SIGTERM and SIGHUP stop the run at its next step; a second one ends the program at once.
+
+    Before the first step, while environments are made or the update is compiled, the first one ends it at once, too.
+    """
+    global trains
+    process = os.getpid()
 
     def stop(signum: int, _: object) -> None:
         stop_signals.append(signum)
         release_signals()
+        if os.getpid() == process and not trains:
+            raise KeyboardInterrupt
+        if os.getpid() == process and signum == signal.SIGINT:
+            os.write(2, b"\nstopping after this step; Ctrl-C once more stops at once\n")
 
+    trains = False
     stop_signals.clear()
     for signum in STOP_SIGNALS:
-        signal.signal(signum, stop)
+        if signum == signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN:  # `nohup` ignores SIGHUP
+            signal.signal(signum, stop)
 
 
 def abort(signum: int, _: object) -> None:
@@ -314,7 +384,41 @@ def abort(signum: int, _: object) -> None:
 def release_signals() -> None:
     """From here on a signal ends the program at once."""
     for signum in STOP_SIGNALS:
-        signal.signal(signum, abort)
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, abort)
+
+
+def tell_exception(args: Any, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Says in one sentence what no run has handled: a signal, a lack of memory, a fault of the task's own code."""
+    for process in multiprocessing.active_children():  # environments, which have the signal handlers
+        process.kill()
+    status, sentence = 1, ""
+    if isinstance(error, KeyboardInterrupt):
+        status = 128 + (stop_signals[0] if stop_signals else signal.SIGINT)
+        sentence = f"stopped by signal {status - 128}"
+    elif lacks_memory(error):
+        sentence = describe_memory(args, error)
+    elif isinstance(error, TaskError):
+        sentence = f"--env-id {args.env_id} failed: {error}"
+    if not sentence or isinstance(error, TaskError):
+        traceback.print_exception(kind, error, trace)
+    if sentence:
+        print(sentence if status > 128 else f"error: {sentence}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Whether an exception is of Python, NumPy or PyTorch and says that there is not enough memory."""
+    is_of_torch = isinstance(error, RuntimeError) and re.search("allocate memory|out of memory", str(error))
+    return isinstance(error, MemoryError) or bool(is_of_torch)
+
+
+def describe_memory(args: Any, error: BaseException) -> str:
+    """The sentence for a lack of memory: it names the flags that need memory."""
+    sizes = ("num_envs", "num_games", "num_steps", "batch_size", "buffer_size", "eval_episodes", "eval_games")
+    flags = [flag_of(field.name) for field in fields(args) if field.name in sizes]
+    smaller = " or ".join(flags) or "arguments"
+    return f"there is not enough memory, and smaller {smaller} need less: {one_line(error)[:200]}"
 
 
 def seed_streams(seed: int, global_step: int) -> int:
@@ -419,6 +523,8 @@ class Run:
             dynamic_ncols=True,
             disable=not sys.stderr.isatty(),
         )
+        global trains
+        trains = True
         self.log_step = self.line_step = self.global_step
         self.log_time = self.line_time = time.time()  # the time before, of compiling, does not count
         while self.global_step < self.total_steps:
@@ -483,7 +589,8 @@ class Run:
         self.progress.set_postfix_str(status, refresh=False)
         if self.progress.disable and self.log_time - self.line_time > 30:
             speed = (global_step - self.line_step) / (self.log_time - self.line_time)
-            print(f"step {global_step:,} of {self.total_steps:,}, {speed:,.0f} steps/s, {status}", flush=True)
+            line = [f"step {global_step:,} of {self.total_steps:,}", f"{speed:,.0f} steps/s", status]
+            print(", ".join(filter(None, line)), flush=True)
             self.line_step, self.line_time = global_step, self.log_time
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
@@ -497,6 +604,8 @@ class Run:
             failure = f"--env-id {self.args.env_id} failed after step {self.global_step:,}: {error}"
         elif isinstance(error, FloatingPointError):
             failure = str(error)  # the last checkpoint is the last good state
+        elif error is not None and lacks_memory(error):
+            failure = describe_memory(self.args, error)
         if error is None or isinstance(error, (TaskError, Stopped)):
             try:
                 self.check_weights()
@@ -609,6 +718,8 @@ class Run:
                 state = read_file(path)
                 if state["format"] != CHECKPOINT_FORMAT:
                     raise ValueError(f"it has format {state['format']}, and this version reads {CHECKPOINT_FORMAT}")
+                for name, kind in FACTS.items():
+                    typeguard.check_type(state[name], kind)
                 for name, part in self.parts.items():
                     if isinstance(part, dict):
                         part.update(state["parts"][name])
@@ -678,10 +789,11 @@ def make_run_folder(args: Any) -> Path:
     for counter in itertools.count(1):
         folder = Path("runs") / (name if counter == 1 else f"{name}-{counter}")
         try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
+            folder.parent.mkdir(exist_ok=True)
+            folder.mkdir()
         except OSError as error:
+            if folder.exists():
+                continue
             fail(f"the run folder cannot be made: {error}")
         return folder
     raise AssertionError("unreachable")
@@ -737,6 +849,8 @@ def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "evaluate") -
         state = read_file(folder / "model.pt")
         for name, part in parts.items():
             part.load_state_dict(state[name])
+        if not all(x.isfinite().all() for x in all_tensors(parts)):
+            raise ValueError("its weights are not finite numbers")
     except UNREADABLE as error:
         reason = f"{type(error).__name__}: {one_line(error)}"[:300]
         fail(f"--{flag} takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
@@ -849,9 +963,12 @@ def start_tracking(folder: Path, args: Any) -> None:
     for record in (folder / "wandb").glob("offline-run-*"):
         shutil.rmtree(record)
     project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
-    run = wandb.init(
-        project=project, entity=entity, id=folder.name, resume="allow", dir=folder.resolve(), config=config
-    )
+    try:
+        run = wandb.init(
+            project=project, entity=entity, id=folder.name, resume="allow", dir=folder.resolve(), config=config
+        )
+    except Exception as error:  # names, network, files and the server each have their own errors
+        fail(f"--track cannot begin the W&B run {folder.name} of {project}: {one_line(error)}"[:500])
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     points: dict[int, dict[str, float]] = {}
     for name in events.Tags()["scalars"]:

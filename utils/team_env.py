@@ -24,10 +24,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim, flatten
-from pettingzoo.utils.conversions import turn_based_aec_to_parallel, turn_based_aec_to_parallel_wrapper
-from pettingzoo.utils.env import ParallelEnv
 
-from utils.errors import TaskError
+from utils.errors import MAX_OBS_DIM, TaskError, missing_package
+
+try:
+    from pettingzoo.utils.conversions import turn_based_aec_to_parallel, turn_based_aec_to_parallel_wrapper
+    from pettingzoo.utils.env import ParallelEnv
+except ModuleNotFoundError as error:
+    raise missing_package("self-play", error) from error
 
 MAX_STEPS = 5_000  # of a game in an evaluation
 MAX_FRAMES = 2_000  # of a video; one of 600 x 600 pixels takes a megabyte of memory
@@ -260,6 +264,8 @@ def make_team(env_id: str, env: ParallelEnv, name: str, behavior: str, agents: l
         action_dims.append(flatdim(space) if is_box else len(branches[-1]))
     if not all(obs_dims) or not all(action_dims):
         raise BadGame(f"{env_id} takes observations and actions of one number or more, and team {name} has none")
+    if max(obs_dims) > MAX_OBS_DIM:
+        raise BadGame(f"{env_id} takes observations of {MAX_OBS_DIM:,} numbers or fewer, and those of {name} have more")
     if len({sizes == () for sizes in branches}) > 1:
         takes = "teams whose agents are all of Box or all of discrete actions"
         raise BadGame(f"{env_id} takes {takes}, and {name} is of both")
@@ -340,7 +346,8 @@ def read_outcome(agent: str, outcome: Any) -> float:
 def read_reward(agent: str, rewards: Mapping[str, Any]) -> float:
     """The agent's reward; 0 if there is none."""
     try:
-        return float(rewards.get(agent, 0.0))
+        reward = rewards.get(agent, 0.0)
+        return float(reward.item() if isinstance(reward, np.ndarray) else reward)
     except (TypeError, ValueError) as error:
         raise TaskError(f"the reward of {agent} must be a number, not {rewards[agent]!r:.80}") from error
 

@@ -92,7 +92,9 @@ class Args:
 
 LIMITS = {
     "gamma tau": (0, 1),
-    "eval_episodes num_envs total_timesteps buffer_size batch_size": (1, 1e12),
+    "eval_episodes num_envs": (1, 100_000),
+    "batch_size": (1, 10_000_000),
+    "total_timesteps buffer_size": (1, 1e12),
     "policy_frequency target_network_frequency log_freq": (1, 1e12),
     "eval_freq checkpoint_freq learning_starts updates_per_step": (0, 1e12),
     "policy_lr q_lr alpha_lr target_entropy_scale": (0, 1e12),
@@ -198,9 +200,9 @@ class RunningMeanStd(nn.Module):
 def mlp(*sizes: int) -> nn.Sequential:
     """ReLU network with PyTorch's default initialisation."""
     layers: list[nn.Module] = []
-    for fan_in, fan_out in itertools.pairwise(sizes):
+    for fan_in, fan_out in itertools.pairwise(sizes[:-1]):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 
 
 class Actor(nn.Module):
@@ -217,7 +219,7 @@ class Actor(nn.Module):
 
 
 class TwinLinear(nn.Module):
-    """Two linear layers, one a critic, as one batched product; initialised like `nn.Linear`."""
+    """Two linear layers, one for each critic, as one batched product; initialised like `nn.Linear`."""
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__()
@@ -233,14 +235,14 @@ class TwinLinear(nn.Module):
 
 
 class TwinQNetwork(nn.Module):
-    """Both critics. Each parameter has one row a critic; for layer normalisation, see `docs/sac.md`."""
+    """Both critics. Each parameter has one row for each critic; for layer normalisation, see `docs/sac.md`."""
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, 256, 256, 1)):
+        for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, 256, 256)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
-        self.net = nn.Sequential(*layers[:-1])
+        self.net = nn.Sequential(*layers, TwinLinear(256, 1))
         assert all(len(parameter) == 2 for parameter in self.parameters()), (
             "critics share a parameter: see TwinLayerNorm in docs/sac.md"
         )
@@ -265,7 +267,7 @@ class Agent(nn.Module):
         self.vf_target = copy.deepcopy(self.vf).requires_grad_(False)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
-        """What each of the optimisers steps."""
+        """The parameters that each optimiser steps."""
         critics = [*self.qf.parameters(), *self.vf.parameters()]  # they share no parameter: one step takes both
         return {"policy": [*self.actor.parameters()], "q": critics, "alpha": [self.log_alpha]}
 
@@ -448,7 +450,8 @@ def compute_actor_gradient(
     gradient, alpha_gradient = compute_gradient(actor_loss, agent.groups()["policy"]), None
     metrics["losses/actor_grad_norm"] = gradient.norm()
     if args.autotune:
-        alpha_loss, alpha_metrics = compute_alpha_loss(agent, log_prob, -args.target_entropy_scale * noise.shape[1])
+        target_entropy = -args.target_entropy_scale * noise.shape[1]
+        alpha_loss, alpha_metrics = compute_alpha_loss(agent, log_prob, target_entropy)
         alpha_gradient, metrics = compute_gradient(alpha_loss, agent.groups()["alpha"]), metrics | alpha_metrics
     return gradient, alpha_gradient, {name: value.detach() for name, value in metrics.items()}
 
@@ -462,13 +465,13 @@ def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
 
 
 Gradients = tuple[Callable[..., tuple[Tensor, Metrics]], Callable[..., tuple[Tensor, Tensor | None, Metrics]]]
-PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # the compiled forms of both take their place
+PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by their compiled forms with --compile
 
 
 def update(
     agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics and state value, actor, target; `step` counts the earlier rounds."""
+    """One round of Algorithm 1: critics and state value, actor, target; `step` counts earlier ones."""
     (qf_gradient, actor_gradient), actions = gradients, batch[1]
     gradient, metrics = qf_gradient(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)
@@ -583,6 +586,8 @@ def main(args: Args) -> None:
             batch = buffer.gather(torch.zeros(args.batch_size, dtype=torch.int64, device=device))
             example = agent, batch, torch.zeros_like(batch[1]), args
             gradients = compiled(compute_qf_gradient, *example), compiled(compute_actor_gradient, *example)
+        # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
+        # checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
             if seed is not None:  # at the start and after each checkpoint
                 obs, _ = envs.reset(seed=seed)
@@ -601,7 +606,7 @@ def main(args: Args) -> None:
                 actions = agent.act(obs, torch.randn((args.num_envs, action_dim), device=device))
             next_obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
             run.check(observation=np.concatenate([obs, final_obs], axis=-1)[None], reward=rewards[None])
-            global_step += args.num_envs  # from here on the step after this iteration, which `run.due` tests, too
+            global_step += args.num_envs  # now the number of steps after this iteration
 
             # store
             buffer.add(obs, actions, rewards, final_obs, terminations)
@@ -623,7 +628,7 @@ def main(args: Args) -> None:
                 counters["num_updates"] += 1
 
             # log and evaluate
-            if run.due(args.log_freq, args.checkpoint_freq):
+            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears what has been recorded
                 metrics = {name: value.item() for name, value in update_metrics.items()}
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}

@@ -1,0 +1,280 @@
+"""Inputs that further trials found: sizes beyond memory, closed streams, signals at odd times, missing packages."""
+
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from conftest import Train
+from gymnasium.spaces import Box
+from test_run import Args, checkpoint, empty_folder, make_run, only_run, refusal  # noqa: F401 (a fixture)
+from test_run import train as toy_train
+from torch import nn
+
+import ppo_continuous
+import ppo_selfplay
+import sac_continuous
+import sac_selfplay
+import utils.run
+from utils.errors import TaskError
+from utils.run import (
+    Run,
+    load_model,
+    make_run_folder,
+    parse_json,
+    prepare,
+    start_tracking,
+    tell_exception,
+    to_bytes,
+    write_file,
+)
+from utils.team_env import read_reward
+
+SIZES = [
+    *((script, flag) for script in (ppo_continuous, sac_continuous) for flag in ("num_envs", "eval_episodes")),
+    *((script, "num_steps") for script in (ppo_continuous, ppo_selfplay)),
+    *((script, "batch_size") for script in (sac_continuous, sac_selfplay)),
+    *(
+        (script, flag)
+        for script in (ppo_selfplay, sac_selfplay)
+        for flag in ("num_games", "eval_games", "cross_play_games")
+    ),
+]
+
+
+@pytest.mark.parametrize(("script", "name"), SIZES, ids=lambda x: x if isinstance(x, str) else x.__name__)
+def test_sizes_beyond_any_machine(script: ModuleType, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """They were MemoryError's traceback, or hours of making environments."""
+    flag = f"--{name.replace('_', '-')}"
+    args = script.parse_args(script.Args, [flag, "10000000000"])
+    assert refusal(capsys, prepare, args, script.LIMITS).startswith(f"{flag} takes a number from ")
+
+
+@pytest.mark.parametrize("error", [MemoryError("43 TiB"), RuntimeError("can't allocate memory: 8 bytes")])
+def test_memory_that_ends(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a run, and before it: one sentence, exit status 1; the last checkpoint stays."""
+
+    def act(run: Run, step: int) -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as exit_info:
+        toy_train(act)
+    assert exit_info.value.code == 1
+    stderr = capsys.readouterr().err
+    assert stderr == f"error: there is not enough memory, and smaller arguments need less: {error}\n"
+    assert checkpoint()["global_step"] == 0
+    with pytest.raises(SystemExit) as exit_info:
+        tell_exception(ppo_continuous.Args(), type(error), error, None)
+    assert exit_info.value.code == 1
+    assert "smaller --eval-episodes or --num-envs or --num-steps need less" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ['{"a":' * 5000 + "1" + "}" * 5000, '{"a": ' + "9" * 5000 + "}"], ids=["deep", "long"])
+def test_json_beyond_python(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """RecursionError, and a ValueError that is no JSONDecodeError; the sentence stays short."""
+    sentence = refusal(capsys, parse_json, "env-kwargs", text)
+    assert sentence.startswith("--env-kwargs takes a JSON object")
+    assert len(sentence) < 500
+
+
+def test_saved_arguments_beyond_python(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same in a run folder."""
+    Path("args.json").write_text("[" * 100_000)
+    assert "--resume takes a run folder" in refusal(capsys, utils.run.read_args, Args, Path(), "resume")
+
+
+def test_a_link_to_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """`runs` as a dangling link was an endless loop."""
+    Path("runs").symlink_to("nowhere")
+    signal.alarm(20)  # ends the tests, should it be one again
+    assert "the run folder cannot be made" in refusal(capsys, make_run_folder, Args())
+    signal.alarm(0)
+
+
+def test_a_working_folder_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Removed by another program."""
+    home = Path.cwd()
+    Path("gone").mkdir()
+    os.chdir("gone")
+    (home / "gone").rmdir()
+    sentence = refusal(capsys, prepare, Args(), {})
+    os.chdir(home)
+    assert sentence.startswith("the working folder is gone: ")
+
+
+def test_output_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`| head -1` was a traceback, and cost the model."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(open(os.dup(writer), "wb"), encoding="ascii"))  # noqa: SIM115
+    prepare(Args(), {})
+    toy_train(lambda run, step: print("漢字", flush=True))
+    assert (only_run() / "model.pt").exists()
+
+
+def test_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has None for a closed stream."""
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    prepare(Args(), {})
+    toy_train()
+    assert (only_run() / "model.pt").exists()
+
+
+def test_a_terminal_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGHUP is as SIGTERM; under `nohup` it stays ignored."""
+    monkeypatch.setattr(utils.run, "stop_signals", [])
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    prepare(Args(), {})
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    prepare(Args(), {})
+    assert callable(signal.getsignal(signal.SIGHUP))  # else the next line ends the tests
+    with pytest.raises(SystemExit) as exit_info:
+        toy_train(lambda run, step: os.kill(os.getpid(), signal.SIGHUP) if step == 30 else None)
+    signal.signal(signal.SIGHUP, before)
+    assert exit_info.value.code == 129
+    assert checkpoint()["global_step"] == 40
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_step(signum: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """There is nothing to save yet, so it ends the program at once, also while the update is compiled."""
+    prepare(Args(), {})
+    with pytest.raises(KeyboardInterrupt) as error:
+        os.kill(os.getpid(), signum)
+    with pytest.raises(SystemExit) as exit_info:
+        tell_exception(Args(), KeyboardInterrupt, error.value, None)
+    assert exit_info.value.code == 128 + signum
+    assert capsys.readouterr().err == f"stopped by signal {signum}\n"
+    prepare(Args(), {})
+    with pytest.raises(SystemExit) as exit_info, make_run():
+        os.kill(os.getpid(), signum)
+    assert exit_info.value.code == 128 + signum
+
+
+def test_a_fault_of_the_task_in_an_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
+    """Outside of a run: the traceback of the task, and one sentence."""
+    error = TaskError("environment 0 in reset: KeyError: 'x'")
+    with pytest.raises(SystemExit) as exit_info:
+        tell_exception(Args(), TaskError, error, None)
+    assert exit_info.value.code == 1
+    assert capsys.readouterr().err.endswith(
+        "\nerror: --env-id Pendulum-v1 failed: environment 0 in reset: KeyError: 'x'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "what"),
+    [
+        ("pettingzoo", "utils.team_env", "self-play"),
+        ("rich", "benchmark.sweep", "benchmark.sweep"),
+        ("matplotlib", "benchmark.figures", "benchmark.report"),
+    ],
+)
+def test_missing_packages(package: str, module: str, what: str) -> None:
+    """Named, with the command that installs it."""
+    root = Path(utils.run.__file__).parents[1]
+    code = f"import sys; sys.modules[{package!r}] = None; sys.path.insert(0, {str(root)!r}); import {module}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 2
+    assert run.stderr == f"error: {what} needs the package {package}: pip install {package}\n"
+
+
+# === Tasks ===
+
+
+class Odd(gym.Env[np.ndarray, np.ndarray]):
+    """Three steps; `kind` says what is odd."""
+
+    action_space = Box(-1.0, 1.0, (1,))
+
+    def __init__(self, kind: str = "", size: int = 2) -> None:
+        self.kind, self.size, self.step_count = kind, size, 0
+        self.observation_space = Box(-1.0, 1.0, (size,))
+        if kind == "no action":
+            self.action_space = Box(-1.0, 1.0, (0,))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Zeros."""
+        self.step_count = 0
+        return np.zeros(self.size, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+        """A reward in an array."""
+        self.step_count += 1
+        obs, reward = np.zeros(self.size, np.float32), np.ones(1)
+        return obs, reward if self.kind == "array" else 1.0, self.step_count == 3, False, {}
+
+    def close(self) -> None:
+        """Fails."""
+        if self.kind == "close":
+            raise OSError("stuck")
+
+
+gym.register("OddInput-v0", entry_point="test_odd_inputs:Odd")
+
+
+@pytest.mark.parametrize("kind", ["array", "close"])
+def test_odd_tasks(script: ModuleType, train: Train, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rewards that are arrays of one number count as numbers; a failure in `close` is a warning."""
+    folder = train(script, env_id="OddInput-v0", env_kwargs=json.dumps({"kind": kind}))
+    assert (folder / "model.pt").exists()
+    assert "return 3.00 +/- 0.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kwargs", [{"size": 0}, {"size": 1_000_001}, {"kind": "no action"}], ids=str)
+def test_sizes_of_spaces(script: ModuleType, kwargs: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Without observations, with millions of them, and without actions."""
+    args = script.Args(env_id="OddInput-v0", env_kwargs=json.dumps(kwargs))
+    assert refusal(capsys, script.make_envs, args, 1).startswith("--env-id takes a task whose ")
+
+
+def test_rewards_of_games_in_arrays() -> None:
+    """One number in an array is a number; two are none."""
+    assert read_reward("a", {"a": np.array([2.5])}) == 2.5
+    with pytest.raises(TaskError, match="the reward of a must be a number"):
+        read_reward("a", {"a": np.ones(2)})
+
+
+# === Files and accounts ===
+
+
+def test_a_model_of_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused; it was a ValueError of the table."""
+    model = nn.Linear(2, 1)
+    nn.init.constant_(model.bias, math.nan)
+    write_file(Path("model.pt"), to_bytes({"agent": model.state_dict()}))
+    assert "its weights are not finite numbers" in refusal(capsys, load_model, Path(), {"agent": nn.Linear(2, 1)})
+
+
+@pytest.mark.parametrize("change", [{"global_step": "x"}, {"events": None}, {"extra_resets": ["x"]}], ids=str)
+def test_checkpoints_with_other_facts(change: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole files, which hold something else."""
+    folder = toy_train()
+    state = checkpoint() | change
+    for path in folder.glob("checkpoint*.pt"):
+        write_file(path, to_bytes(state))
+    sentence = refusal(capsys, make_run, Args(resume=folder, total_timesteps=200))
+    assert "--resume takes a run folder with a whole checkpoint" in sentence
+
+
+def test_names_that_wandb_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own sentence, without its traceback."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    args = ppo_continuous.Args(track=True, wandb_project_name="a/b")
+    sentence = refusal(capsys, start_tracking, Path.cwd(), args)
+    assert sentence.startswith("--track cannot begin the W&B run ")
+    assert "Invalid project name" in sentence
