@@ -51,8 +51,8 @@ class FaultyGame(ParallelEnv):
         """Breaks down, if it is to."""
         self.step_count += 1
         is_broken = self.index == victim and self.step_count > 20
-        if is_broken and fault == "step":
-            raise ZeroDivisionError("out of order")
+        if is_broken and fault in ("step", "exit"):
+            raise {"step": ZeroDivisionError, "exit": SystemExit}[fault]("out of order")
         obs, lead = self.observe(), float(actions["player_0"][0] - actions["player_1"][0])
         rewards = {"player_0": lead, "player_1": -lead}
         whose, _, what = fault.rpartition(" ")

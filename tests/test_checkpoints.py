@@ -214,6 +214,7 @@ def test_killed_at_random_moments(any_script: ModuleType, calm: dict[str, Any]) 
     assert_same(calm, everything(only_run()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signum", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_by_a_signal(any_script: ModuleType, signum: int, expected: int) -> None:
     """It writes a checkpoint off the schedule, which counts as an extra reset, and prints the command to go on."""
@@ -252,6 +253,7 @@ def test_no_checkpoints_but_the_last(any_script: ModuleType) -> None:
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["global_step"] >= 1500
 
 
+@pytest.mark.slow
 def test_killed_between_two_renames(any_script: ModuleType, calm: dict[str, Any], killed: Path) -> None:
     """The newest checkpoint is whole but has no name yet: it counts, and the one before is not needed."""
     shutil.copytree(killed, Path("runs") / killed.name)
@@ -262,6 +264,7 @@ def test_killed_between_two_renames(any_script: ModuleType, calm: dict[str, Any]
     assert_same(calm, everything(only_run()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing", "other format", "buffer"])
 def test_a_damaged_checkpoint(any_script: ModuleType, damage: str, calm: dict[str, Any], killed: Path) -> None:
     """The run goes on from the one before, with a warning, and the result is the same."""
@@ -452,6 +455,7 @@ def test_learning_that_gives_no_number(
     assert not (only_run() / "model.pt").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk(
     any_script: ModuleType, calm: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -636,6 +640,7 @@ def test_metrics_of_updates_that_are_not_the_last(script: ModuleType) -> None:
     assert series["actor_loss"] == series["alpha_loss"] == series["qf1_loss"]
 
 
+@pytest.mark.slow
 def test_made_longer_and_killed_on_the_way(any_script: ModuleType) -> None:
     """A finished run that is made longer is unfinished again, and its checkpoints say so."""
     assert run(any_script, *words(any_script, total_timesteps=600)) == 0
@@ -651,6 +656,7 @@ def test_made_longer_and_killed_on_the_way(any_script: ModuleType) -> None:
     assert not torch.load(path, weights_only=True)["is_finished"]
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_not_kept(any_script: ModuleType, killed: Path) -> None:
     """It does not become the previous checkpoint."""
     shutil.copytree(killed, Path("runs") / killed.name)
