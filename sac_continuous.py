@@ -498,7 +498,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 def compiled(function: FunctionT, *example: Any) -> FunctionT:
     """Compiles the function by calling it with example arguments; where that fails, warns and returns it as it is."""
-    began, reason = time.perf_counter(), "that takes PyTorch 2.13 or later"
+    began, reason = time.perf_counter(), "this PyTorch cannot compile torch.autograd.grad"
     print(
         f"compiling {function.__name__}: some seconds, or up to two minutes for the first time on a machine", flush=True
     )
