@@ -230,12 +230,13 @@ def test_stopped_by_a_signal(any_script: ModuleType, signum: int, expected: int)
     assert "Traceback" not in Path("out.txt").read_text()
     assert re.search(rf"python \S*{any_script.__name__}\.py --resume {folder}\n", Path("out.txt").read_text())
     stopped = torch.load(folder / "checkpoint.pt", weights_only=True)
-    assert stopped["extra_resets"] == [stopped["global_step"]]
+    extra_resets = [stopped["global_step"]] if stopped["global_step"] else []  # a slow machine had no time for a step
+    assert stopped["extra_resets"] == extra_resets
     total = stopped["global_step"] + LIVELY[any_script.__name__]["checkpoint_freq"]
     assert run(any_script, "--resume", str(folder), "--total-timesteps", str(total)) == 0, Path("out.txt").read_text()
     finished = torch.load(folder / "checkpoint.pt", weights_only=True)
     assert finished["global_step"] >= total
-    assert finished["extra_resets"][0] == stopped["global_step"]
+    assert finished["extra_resets"][: len(extra_resets)] == extra_resets
     assert json.loads((folder / "args.json").read_text())["total_timesteps"] == total
 
 
