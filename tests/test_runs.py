@@ -393,7 +393,7 @@ FLAGS: dict[str, list[dict[str, Any]]] = {
 def test_every_flag_runs_and_changes_something(train: Train, name: str, flags: dict[str, Any]) -> None:
     """Each flag that concerns learning changes the weights."""
     script = sys.modules[name]
-    train = partial(train, total_timesteps=130)
+    train = partial(train, total_timesteps=256 if name.startswith("ppo") else 130)
     folder = train(script, **flags)
     assert (folder / "model.pt").exists() == flags.get("save_model", True)
     assert folder.name.split("__")[1] == flags.get("exp_name", name)

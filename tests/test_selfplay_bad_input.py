@@ -373,18 +373,6 @@ def test_a_game_that_goes_wrong(
 # --- warnings ---
 
 
-def test_warning_of_a_turn_that_does_not_end(
-    selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two pursuers make two learner's steps of each game step; a turn of just as many is not too long."""
-    train_selfplay(selfplay, env_id="pursuit", team_change=1025)
-    expected = "warning: --team-change 1,025 exceeds the run's 1,024 learner steps, so evader will not learn\n"
-    assert capsys.readouterr().err == expected
-    train_selfplay(selfplay, env_id="pursuit", team_change=1024)
-    train_selfplay(selfplay, team_change=10**6)  # one policy: there are no turns
-    assert capsys.readouterr().err == ""
-
-
 def test_warning_of_swaps_within_a_game(
     selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
