@@ -375,14 +375,13 @@ def test_stopped_by_a_signal(tmp_path: Path, name: str, signum: int, status: int
     """Ctrl-C and SIGTERM: no traceback, a model that can be played, and the exit status that shells expect."""
     script = {"ppo": ppo_selfplay, "sac": sac_selfplay}[name]
     words = [sys.executable, str(script.__file__), "--no-cuda", "--num-games", "8", "--num-minibatches", "2"]
-    words = words if name == "ppo" else words[:-2]
+    words = [*words, "--checkpoint-freq", "2000"] if name == "ppo" else [*words[:-2], "--checkpoint-freq", "2000"]
     run = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 300
-    while not list(tmp_path.glob("runs/*/checkpoint.pt")):
+    while not list(tmp_path.glob("runs/*/checkpoint.previous.pt")):  # written after the first steps
         time.sleep(0.1)
         assert run.poll() is None
         assert time.monotonic() < deadline
-    time.sleep(0.5)
     os.kill(run.pid, signum)
     stdout, stderr = run.communicate(timeout=300)
     assert run.returncode == status, stderr
@@ -483,6 +482,8 @@ def test_every_flag_changes_something(
     ours = {"exp_name", "cuda", "track", "wandb_project_name", "wandb_entity", "capture_video"}
     ours |= {
         "save_model",
+        "upload_model",
+        "hf_entity",
         "eval_freq",
         "eval_games",
         "cross_play_games",

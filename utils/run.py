@@ -11,6 +11,7 @@ Nothing in this file decides what is learned. A script hands its parts to `Run` 
 `Run` writes only into the run folder: args.json, TensorBoard events, checkpoint.pt, model.pt, videos/.
 """
 
+import atexit
 import io
 import itertools
 import json
@@ -370,6 +371,13 @@ def catch_signals() -> None:
     for signum in STOP_SIGNALS:
         if signum == signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN:  # `nohup` ignores SIGHUP
             signal.signal(signum, stop)
+    atexit.register(ignore_signals)
+
+
+def ignore_signals() -> None:
+    """While Python itself ends, a further signal must not change the exit status."""
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def abort(signum: int, _: object) -> None:
