@@ -27,14 +27,12 @@ Deviations from ML-Agents:
 import itertools
 import math
 import random
-import sys
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -44,7 +42,7 @@ from torch import Tensor
 from utils.cross_play import scripted_players
 from utils.evaluation import evaluate_run, log_table, score_policies, snapshot_table
 from utils.matches import Matches, turn_ends
-from utils.run import Run, fail, load_model, parse_args, parse_json, prepare, read_args
+from utils.run import Run, compiled, fail, load_model, parse_args, parse_json, prepare, read_args
 from utils.snapshot_pool import SnapshotPool
 from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_team_env
 
@@ -191,24 +189,18 @@ class RunningMeanStd(nn.Module):
     Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
 
-    mean: Tensor
-    var: Tensor
-    count: Tensor
-
     def __init__(self, shape: tuple[int, ...] = (), epsilon: float = 1e-8) -> None:
         super().__init__()
         self.epsilon = epsilon
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.mean, self.var = nn.Buffer(torch.zeros(shape).double()), nn.Buffer(torch.ones(shape).double())
+        self.count = nn.Buffer(torch.zeros(()).double())
 
     def update(self, x: Tensor) -> None:
         """Adds a batch (n, *shape)."""
-        x = x.double()
-        total = self.count + len(x)
+        x, total = x.double(), self.count + len(x)
         delta = x.mean(0) - self.mean
         squares = self.var * self.count + x.var(0, correction=0) * len(x) + delta**2 * self.count * len(x) / total
-        self.mean += delta * len(x) / total
+        self.mean.add_(delta * len(x) / total)
         self.var.copy_(squares / total)
         self.count.copy_(total)
 
@@ -425,33 +417,25 @@ def flat_vector(parameters: Iterable[nn.Parameter]) -> Tensor:
     return vector
 
 
-class Adam:
-    """Adam (Kingma and Ba 2015) on one vector (`flat_vector`).
+class Adam(nn.Module):
+    """Adam (Kingma and Ba 2015) on one vector (`flat_vector`); a module, so that its moments are saved.
 
     Computes what `torch.optim.Adam` does, without its overhead of 0.1 to 0.3 ms. Another optimiser: see `docs/ppo.md`.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, beta1: float, beta2: float, eps: float) -> None:
-        self.vector = flat_vector(parameters)
-        self.lr, self.beta1, self.beta2, self.eps = lr, beta1, beta2, eps
-        self.mean, self.square = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
-        self.num_steps = torch.zeros((), device=self.vector.device)
+        super().__init__()
+        self.vector, self.lr = flat_vector(parameters), lr
+        self.settings: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps}
+        self.settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        self.mean, self.square = nn.Buffer(torch.zeros_like(self.vector)), nn.Buffer(torch.zeros_like(self.vector))
+        self.num_steps = nn.Buffer(torch.zeros((), device=self.vector.device))
 
     def step(self, gradient: Tensor) -> None:
         """Steps the parameters by their gradient, one vector (`compute_gradient`)."""
-        self.num_steps += 1
-        settings: dict[str, Any] = {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
-        settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
-        torch._fused_adam_([self.vector], [gradient], [self.mean], [self.square], [], [self.num_steps], **settings)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The moments and the number of steps, for a checkpoint."""
-        return {"mean": self.mean, "square": self.square, "num_steps": self.num_steps}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restores them."""
-        for name, value in self.state_dict().items():
-            value.copy_(state[name])
+        self.num_steps.add_(1)
+        moments: Any = [self.mean], [self.square], [], [self.num_steps]  # [] would be those of AMSGrad
+        torch._fused_adam_([self.vector], [gradient], *moments, lr=self.lr, **self.settings)
 
 
 def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -541,35 +525,6 @@ def learn_from(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient
         if args.target_kl is not None and approx_kl > args.target_kl:
             break
     return {name: torch.stack([m[name] for m in metrics]).mean().item() for name in (metrics or [{}])[0]}
-
-
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-
-
-def compiled(function: FunctionT, *example: Any) -> FunctionT:
-    """Compiles the function by calling it with example arguments; where that fails, warns and returns it as it is."""
-    began, reason = time.perf_counter(), "this PyTorch cannot compile torch.autograd.grad"
-    print(
-        f"compiling {function.__name__}: some seconds, or up to two minutes for the first time on a machine", flush=True
-    )
-    torch._inductor.config.cpp_wrapper = not torch.cuda.is_available()  # calls kernels from C++: less overhead
-    has_trace = hasattr(torch._dynamo.config, "trace_autograd_ops")
-    if has_trace:
-        torch._dynamo.config.trace_autograd_ops = True  # otherwise torch.autograd.grad is not compiled
-    for trust in (
-        (True, None) if has_trace else ()
-    ):  # True: no test of the processor's instructions, which takes seconds
-        torch._inductor.config.cpp.vec_isa_ok = trust
-        try:
-            result: Any = torch.compile(function)
-            result(*example)
-            print(f"compiled it in {time.perf_counter() - began:.1f} s; PyTorch keeps the result on disk")
-            return result
-        except RuntimeError as error:  # no C++ compiler, for example
-            reason = str(error).splitlines()[0]
-            torch._dynamo.reset()
-    print(f"warning: the update is slow, because it cannot be compiled: {reason}", file=sys.stderr)
-    return function
 
 
 # === Evaluation =======================================================================================================

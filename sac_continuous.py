@@ -25,29 +25,24 @@ import itertools
 import json
 import math
 import random
-import sys
-import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-import tyro
 from gymnasium.spaces import flatdim
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 HAS_UTILS = (Path(__file__).parent / "utils" / "run.py").exists()
 if TYPE_CHECKING or HAS_UTILS:  # otherwise the stand-in at the end of this file is used
-    from utils.run import Run, TaskEnv, TaskEnvs, allocate, describe, fail, load_model, parse_args, parse_json, prepare
+    from utils.run import Run, compiled, describe, fail, load_model, parse_args, prepare, vectorize
 
 # === Arguments ========================================================================================================
 
@@ -93,9 +88,7 @@ class Args:
     policy_lr: float = 1e-3  # learning rate of the actor
     q_lr: float = 1e-3  # learning rate of the critics
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
-    policy_lr_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to zero over the run
-    q_lr_schedule: Literal["constant", "linear"] = "constant"  # the same for the critics
-    alpha_lr_schedule: Literal["constant", "linear"] = "constant"  # the same for the entropy coefficient
+    anneal_lr: bool = False  # the learning rates of actor and critics fall linearly to zero over the run
     alpha: float = 1.0  # entropy coefficient: its initial value, or with --no-autotune its fixed value
     autotune: bool = True  # learn the entropy coefficient
     target_entropy_scale: float = 1.0  # the target entropy is minus this times the number of action dimensions
@@ -125,28 +118,17 @@ def check_args(args: Args) -> None:
 # === Environments =====================================================================================================
 
 
-def make_env(env_id: str, kwargs: dict[str, Any], index: int, video_folder: Path | None, video_name: str) -> gym.Env:
-    """One environment with flat observations; its first episode is recorded if there is a folder for the video."""
-    env = gym.make(env_id, **kwargs | ({} if video_folder is None else {"render_mode": "rgb_array"}))
-    if video_folder is not None:
-        warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
-        env = gym.wrappers.RecordVideo(env, str(video_folder), lambda episode: episode == 0, name_prefix=video_name)
+def make_env(args: Args, index: int, **render: str) -> gym.Env:
+    """One environment with flat observations; `render` are the arguments for videos."""
+    env = gym.make(args.env_id, **json.loads(args.env_kwargs) | render)
     if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)
-    return TaskEnv(env, index)
+    return env
 
 
-def make_envs(args: Args, num_envs: int, video_folder: Path | None = None, video_name: str = "") -> VectorEnv:
-    """`num_envs` environments stepped together; exits with one sentence if the task is not one for this script."""
-    kwargs = parse_json("env-kwargs", args.env_kwargs)
-    env_fns = [
-        partial(make_env, args.env_id, kwargs, i, None if i else video_folder, video_name) for i in range(num_envs)
-    ]
-    vector_class = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}.get(args.vectorization)
-    make: Callable[[], VectorEnv] = partial(gym.make_vec, args.env_id, num_envs, "vector_entry_point", **kwargs)
-    if vector_class is not None:
-        make = partial(vector_class, env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
-    return TaskEnvs(make, args.env_id)
+def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv:
+    """`num_envs` environments stepped together; `video` is where the first episode of the first one is recorded."""
+    return vectorize(SyncVectorEnv, [partial(make_env, args, i) for i in range(num_envs)], args, video)
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -163,10 +145,7 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     final_obs, dones = obs, terminations | truncations
     if dones.any():
         final_obs = obs.copy()
-        if envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP:
-            final_obs[dones] = np.stack(infos["final_obs"][dones])
-        else:
-            obs, _ = envs.reset(options={"reset_mask": dones})
+        final_obs[dones] = np.stack(infos["final_obs"][dones])
     return obs, final_obs, rewards, terminations, truncations
 
 
@@ -179,24 +158,18 @@ class RunningMeanStd(nn.Module):
     Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
 
-    mean: Tensor
-    var: Tensor
-    count: Tensor
-
     def __init__(self, shape: tuple[int, ...] = (), epsilon: float = 1e-8) -> None:
         super().__init__()
         self.epsilon = epsilon
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.mean, self.var = nn.Buffer(torch.zeros(shape).double()), nn.Buffer(torch.ones(shape).double())
+        self.count = nn.Buffer(torch.zeros(()).double())
 
     def update(self, x: Tensor) -> None:
         """Adds a batch (n, *shape)."""
-        x = x.double()
-        total = self.count + len(x)
+        x, total = x.double(), self.count + len(x)
         delta = x.mean(0) - self.mean
         squares = self.var * self.count + x.var(0, correction=0) * len(x) + delta**2 * self.count * len(x) / total
-        self.mean += delta * len(x) / total
+        self.mean.add_(delta * len(x) / total)
         self.var.copy_(squares / total)
         self.count.copy_(total)
 
@@ -256,9 +229,7 @@ class TwinQNetwork(nn.Module):
         for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, 256, 256)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
         self.net = nn.Sequential(*layers, TwinLinear(256, 1))
-        assert all(len(parameter) == 2 for parameter in self.parameters()), (
-            "critics share a parameter: see TwinLayerNorm in docs/sac.md"
-        )
+        assert all(len(x) == 2 for x in self.parameters()), "shared parameter: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Observations (batch_size, obs_dim) and actions (batch_size, action_dim) to both values (2, batch_size)."""
@@ -302,12 +273,9 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int, obs_dim: int, action_dim: int, device: torch.device) -> None:
         self.widths = [obs_dim, action_dim, 1, obs_dim, 1]
-        self.data = allocate("buffer-size", (capacity, sum(self.widths)), device)
+        self.data = torch.zeros((capacity, sum(self.widths)), device=device)
         self.total = 0  # transitions stored so far: transition i is in row i % capacity
-
-    def columns(self) -> dict[str, Tensor]:
-        """All that a checkpoint holds: tensors (capacity, ...)."""
-        return {"rows": self.data}
+        self.columns = {"rows": self.data}  # what checkpoints hold
 
     def add(
         self, obs: np.ndarray, actions: np.ndarray, rewards: np.ndarray, final_obs: np.ndarray, terminations: np.ndarray
@@ -362,10 +330,8 @@ def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tenso
     qf_values = agent.qf(obs, actions)  # (2, batch_size)
     qf_losses = (qf_values - td_target).square().mean(1)
     metrics = {"losses/qf1_loss": qf_losses[0], "losses/qf2_loss": qf_losses[1]}
-    return qf_losses.sum(), metrics | {
-        "losses/qf1_values": qf_values[0].mean(),
-        "losses/qf2_values": qf_values[1].mean(),
-    }
+    metrics |= {"losses/qf1_values": qf_values[0].mean(), "losses/qf2_values": qf_values[1].mean()}
+    return qf_losses.sum(), metrics
 
 
 def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
@@ -400,33 +366,25 @@ def flat_vector(parameters: Iterable[nn.Parameter]) -> Tensor:
     return vector
 
 
-class Adam:
-    """Adam (Kingma and Ba 2015) on one vector (`flat_vector`).
+class Adam(nn.Module):
+    """Adam (Kingma and Ba 2015) on one vector (`flat_vector`); a module, so that its moments are saved.
 
     Computes what `torch.optim.Adam` does, without its overhead of 0.1 to 0.3 ms. Another optimiser: see `docs/sac.md`.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, beta1: float, beta2: float, eps: float) -> None:
-        self.vector = flat_vector(parameters)
-        self.lr, self.beta1, self.beta2, self.eps = lr, beta1, beta2, eps
-        self.mean, self.square = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
-        self.num_steps = torch.zeros((), device=self.vector.device)
+        super().__init__()
+        self.vector, self.lr = flat_vector(parameters), lr
+        self.settings: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps}
+        self.settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        self.mean, self.square = nn.Buffer(torch.zeros_like(self.vector)), nn.Buffer(torch.zeros_like(self.vector))
+        self.num_steps = nn.Buffer(torch.zeros((), device=self.vector.device))
 
     def step(self, gradient: Tensor) -> None:
         """Steps the parameters by their gradient, one vector (`compute_gradient`)."""
-        self.num_steps += 1
-        settings: dict[str, Any] = {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
-        settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
-        torch._fused_adam_([self.vector], [gradient], [self.mean], [self.square], [], [self.num_steps], **settings)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The moments and the number of steps, for a checkpoint."""
-        return {"mean": self.mean, "square": self.square, "num_steps": self.num_steps}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restores them."""
-        for name, value in self.state_dict().items():
-            value.copy_(state[name])
+        self.num_steps.add_(1)
+        moments: Any = [self.mean], [self.square], [], [self.num_steps]  # [] would be those of AMSGrad
+        torch._fused_adam_([self.vector], [gradient], *moments, lr=self.lr, **self.settings)
 
 
 def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -493,35 +451,6 @@ def update(
     return metrics
 
 
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-
-
-def compiled(function: FunctionT, *example: Any) -> FunctionT:
-    """Compiles the function by calling it with example arguments; where that fails, warns and returns it as it is."""
-    began, reason = time.perf_counter(), "this PyTorch cannot compile torch.autograd.grad"
-    print(
-        f"compiling {function.__name__}: some seconds, or up to two minutes for the first time on a machine", flush=True
-    )
-    torch._inductor.config.cpp_wrapper = not torch.cuda.is_available()  # calls kernels from C++: less overhead
-    has_trace = hasattr(torch._dynamo.config, "trace_autograd_ops")
-    if has_trace:
-        torch._dynamo.config.trace_autograd_ops = True  # otherwise torch.autograd.grad is not compiled
-    for trust in (
-        (True, None) if has_trace else ()
-    ):  # True: no test of the processor's instructions, which takes seconds
-        torch._inductor.config.cpp.vec_isa_ok = trust
-        try:
-            result: Any = torch.compile(function)
-            result(*example)
-            print(f"compiled it in {time.perf_counter() - began:.1f} s; PyTorch keeps the result on disk")
-            return result
-        except RuntimeError as error:  # no C++ compiler, for example
-            reason = str(error).splitlines()[0]
-            torch._dynamo.reset()
-    print(f"warning: the update is slow, because it cannot be compiled: {reason}", file=sys.stderr)
-    return function
-
-
 # === Evaluation =======================================================================================================
 
 MAX_EPISODE_STEPS = 10_000  # an evaluation's episode is cut off there
@@ -535,7 +464,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
     and the mean length in steps.
     """
     args = args if args.vectorization == "native" else replace(args, vectorization="sync")
-    envs = make_envs(args, args.eval_episodes, folder / "videos" if args.capture_video else None, name)
+    envs = make_envs(args, args.eval_episodes, folder / "videos" / name if args.capture_video else None)
     obs, _ = envs.reset(seed=1_000_000 + args.seed * args.eval_episodes)
     returns, lengths = np.zeros(args.eval_episodes), np.zeros(args.eval_episodes)
     running = np.ones(args.eval_episodes, dtype=bool)
@@ -576,7 +505,6 @@ def main(args: Args) -> None:
     total_steps = -(-args.total_timesteps // args.num_envs) * args.num_envs
     agent = Agent(envs, args).to(device)
     learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
-    annealed = [name for name in learning_rates if getattr(args, f"{name}_lr_schedule") == "linear"]
     optimizers = {name: Adam(group, learning_rates[name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
     buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim, device)
     counters = {"num_updates": 0}
@@ -594,10 +522,8 @@ def main(args: Args) -> None:
         for global_step, seed in run.steps():
             if seed is not None:  # at the start and after each checkpoint
                 obs, _ = envs.reset(seed=seed)
-                episode_return, episode_length = np.zeros((2, args.num_envs))
-                finished_returns, finished_lengths = [], []
                 update_metrics: Metrics = {}
-            for name in annealed:
+            for name in ("policy", "q") if args.anneal_lr else ():
                 optimizers[name].lr = learning_rates[name] * (1.0 - global_step / total_steps)
 
             # act and step
@@ -613,16 +539,8 @@ def main(args: Args) -> None:
 
             # store
             buffer.add(obs, actions, rewards, final_obs, terminations)
+            run.record(rewards, terminations | truncations)
             obs = next_obs
-
-            # record
-            episode_return += rewards
-            episode_length += 1
-            dones = terminations | truncations
-            if dones.any():
-                finished_returns.extend(episode_return[dones])
-                finished_lengths.extend(episode_length[dones])
-                episode_return[dones] = episode_length[dones] = 0.0
 
             # update
             while counters["num_updates"] < int(args.updates_per_step * (global_step - args.learning_starts)):
@@ -631,14 +549,10 @@ def main(args: Args) -> None:
                 counters["num_updates"] += 1
 
             # log and evaluate
-            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears what has been recorded
+            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears what `record` has collected
                 metrics = {name: value.item() for name, value in update_metrics.items()}
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}
-                if finished_returns:
-                    metrics["charts/episodic_return"] = float(np.mean(finished_returns))
-                    metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
-                    finished_returns, finished_lengths = [], []
                 run.log(metrics, global_step)
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agent, args, run.folder, f"step-{global_step}"), global_step)
@@ -648,86 +562,93 @@ def main(args: Args) -> None:
 # === Stand-in for utils/run.py, where this file was copied alone ======================================================
 
 if not TYPE_CHECKING and not HAS_UTILS:
+    import sys
+    import time
+    from dataclasses import asdict
 
-    def TaskEnv(env: gym.Env, index: int) -> gym.Env:
-        return env
+    import tyro
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+    from torch.utils.tensorboard import SummaryWriter
 
-    def TaskEnvs(make: Callable[[], VectorEnv], env_id: str) -> VectorEnv:
-        return make()
-
-    def allocate(flag: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        return torch.zeros(shape, device=device)
-
-    def fail(message: str) -> NoReturn:
+    def fail(message):
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(2)
 
-    def parse_json(flag: str, text: str) -> dict[str, Any]:
-        return json.loads(text)
-
-    def parse_args(cls: type[Args]) -> Args:
+    def parse_args(cls):
         args = tyro.cli(cls)
-        if args.evaluate is None:
-            return args
-        saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
+        saved = asdict(args) if args.evaluate is None else json.loads((args.evaluate / "args.json").read_text())
         saved.pop("script", None)  # which a run with utils/run.py has
-        return tyro.cli(cls, default=cls(**saved))
+        return tyro.cli(cls, default=cls(**saved | {"evaluate": args.evaluate}))
 
-    def prepare(args: Args, limits: Mapping[str, tuple[float, float]]) -> None:
-        for flag in ("resume", "track", "upload_model"):
+    def prepare(args, limits):
+        for flag in ("resume", "track", "upload_model", "capture_video"):
             if getattr(args, flag):
                 fail(f"--{flag.replace('_', '-')} takes utils/run.py beside {Path(__file__).name}")
-        for name, (low, high) in ((name, limit) for names, limit in limits.items() for name in names.split()):
-            if getattr(args, name) is not None and not low <= getattr(args, name) <= high:
-                fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:g}")
 
-    def load_model(folder: Path, parts: Mapping[str, nn.Module]) -> None:
-        state = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
+    def vectorize(sync_class, env_fns, args, video):
+        vector_class = AsyncVectorEnv if args.vectorization == "async" else sync_class
+        return vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
 
-    def describe(metrics: Mapping[str, float]) -> str:
+    def compiled(function, *example):
+        torch._dynamo.config.trace_autograd_ops = True
+        torch._inductor.config.cpp_wrapper = not torch.cuda.is_available()
+        return torch.compile(function)
+
+    def load_model(folder, parts):
+        parts["agent"].load_state_dict(torch.load(folder / "model.pt", map_location="cpu")["agent"])
+
+    def describe(metrics):
         return "evaluation: " + ", ".join(f"{name.removeprefix('eval/')} {x:.2f}" for name, x in metrics.items())
 
     class Run:
-        """The loop and the curves of a run, without checkpoints; the model is saved at the end, whatever ends it."""
-
-        def __init__(self, args: Args, envs: VectorEnv, total_steps: int, stride: int, **parts: Any) -> None:
-            print(f"without utils/run.py {Path(__file__).name} has no checkpoints, --resume, --track or --upload-model")
-            self.args, self.envs, self.total_steps, self.stride = args, envs, total_steps, stride
+        def __init__(self, args, envs, total_steps, stride, model, **_):
+            print(f"without utils/run.py {Path(__file__).name} has no videos, --resume, --track or --upload-model")
+            self.args, self.envs, self.total_steps, self.stride, self.model = args, envs, total_steps, stride, model
             name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
-            self.model, self.folder, self.global_step = parts["model"], Path("runs") / name, 0
-            self.writer, self.began = SummaryWriter(str(self.folder)), time.time()
+            self.folder, self.global_step, self.began = Path("runs") / name, 0, time.time()
+            self.writer = SummaryWriter(str(self.folder))
             (self.folder / "args.json").write_text(json.dumps(asdict(args)))
 
-        def __enter__(self) -> "Run":
+        def __enter__(self):
             return self
 
-        def due(self, *frequencies: int) -> bool:
+        def due(self, *frequencies):
             return any(f > 0 and (self.global_step + self.stride) % f < self.stride for f in frequencies)
 
-        def steps(self) -> Iterator[tuple[int, int | None]]:
+        def steps(self):
             begins_anew = True
             while self.global_step < self.total_steps:
-                seed = int(np.random.SeedSequence((self.args.seed, self.global_step)).generate_state(1)[0]) // 2
-                for seed_stream in (random.seed, np.random.seed, torch.manual_seed) if begins_anew else ():
-                    seed_stream(seed)
+                if begins_anew:
+                    seed = int(np.random.SeedSequence((self.args.seed, self.global_step)).generate_state(1)[0]) // 2
+                    random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
+                    self.running, self.finished = None, []
                 yield self.global_step, seed if begins_anew else None
                 begins_anew = self.due(self.args.checkpoint_freq)
                 self.global_step += self.stride
 
-        def check(self, **quantities: Any) -> None:
+        def check(self, **quantities):
             for name, values in quantities.items():
                 if not np.isfinite(values).all():
                     raise FloatingPointError(f"{name} is not a finite number after step {self.global_step:,}")
 
-        def log(self, metrics: Mapping[str, float], global_step: int) -> None:
+        def record(self, rewards, dones, skip_first=False):
+            if self.running is None:
+                self.running = np.array([0 * rewards, 0 * rewards, 0 * rewards + (not skip_first)], dtype=np.float64)
+            self.running[:2] += rewards, np.ones(len(dones))
+            self.finished += list(self.running[:2, dones & (self.running[2] == 1)].T)
+            self.running[:, dones] = np.array([[0], [0], [1]])
+
+        def log(self, metrics, global_step):
+            if self.finished and "eval/return_mean" not in metrics:
+                returns, lengths = np.stack(self.finished, axis=1).mean(axis=1)
+                metrics |= {"charts/episodic_return": returns, "charts/episodic_length": lengths}
+                self.finished = []
             for name, value in {"charts/SPS": global_step / (time.time() - self.began), **metrics}.items():
                 self.writer.add_scalar(name, value, global_step)
             if "eval/return_mean" in metrics:
                 print(f"step {global_step:,}: {describe(metrics)}", flush=True)
 
-        def __exit__(self, *_: object) -> None:
+        def __exit__(self, *_):
             if self.args.save_model:
                 torch.save({name: part.state_dict() for name, part in self.model.items()}, self.folder / "model.pt")
             self.envs.close()

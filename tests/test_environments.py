@@ -13,6 +13,7 @@ from toy_envs import LENGTH, Nested, make_vector
 
 import ppo_continuous
 import sac_continuous
+from utils.run import TaskEnvs
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
 
@@ -31,7 +32,7 @@ def expected_transitions(num_steps: int) -> list[tuple[float, ...]]:
 @pytest.mark.parametrize("mode", MODES)
 def test_step_envs(script: ModuleType, mode: AutoresetMode) -> None:
     """The observation to act on and the final observation, over an episode's end."""
-    envs = make_vector(mode, 2)
+    envs = TaskEnvs(partial(make_vector, mode, 2), "Counting")
     obs, _ = envs.reset(seed=0)
     for step in range(1, LENGTH + 1):
         obs, final_obs, _, terminations, truncations = script.step_envs(envs, np.zeros((2, 1), dtype=np.float32))
@@ -46,9 +47,10 @@ def test_step_envs(script: ModuleType, mode: AutoresetMode) -> None:
 @pytest.mark.parametrize("env_id", ["toy_envs:Counting-v0", "Hopper-v5"])
 def test_ppos_lean_vector_environment_is_gymnasiums(env_id: str) -> None:
     """Everything that it returns over several episodes, which end together or apart, and in either way."""
-    lean = ppo_continuous.make_envs(ppo_continuous.Args(env_id=env_id, stagger=False), 4)
+    args = ppo_continuous.Args(env_id=env_id, stagger=False)
+    lean = ppo_continuous.make_envs(args, 4)
     assert isinstance(lean.unwrapped, ppo_continuous.LeanVectorEnv)
-    env_fns = [partial(ppo_continuous.make_env, env_id, {}, i, None, "", 0) for i in range(4)]
+    env_fns = [partial(ppo_continuous.make_env, args, i) for i in range(4)]
     plain = SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
     arrays: list[list[np.ndarray]] = []
     for envs in (lean, plain):

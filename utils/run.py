@@ -222,8 +222,10 @@ def prepare(args: Any, limits: Limits) -> None:
     if args.capture_video and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen: MuJoCo, then pygame
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    if args.capture_video and hasattr(args, "vectorization"):
-        check_video(args.env_id, parse_json("env-kwargs", args.env_kwargs))
+    if hasattr(args, "vectorization"):
+        env_kwargs = parse_json("env-kwargs", args.env_kwargs)
+        if args.capture_video:
+            check_video(args.env_id, env_kwargs)
     if args.track:
         check_tracking()
     if getattr(args, "upload_model", False):
@@ -249,10 +251,36 @@ def parse_json(flag: str, text: str, example: str = '{"name": 1}') -> dict[str, 
 # === Tasks ============================================================================================================
 
 
+def vectorize(
+    sync_class: type[gym.vector.SyncVectorEnv],
+    env_fns: Sequence[Callable[..., gym.Env]],
+    args: Any,
+    video: Path | None = None,
+) -> gym.vector.VectorEnv:
+    """The environments stepped together as --vectorization says, with AutoresetMode.SAME_STEP.
+
+    `sync_class` steps them one after another. With `video`, a path without suffix, the first episode of the first one
+    is recorded; its function is called with `render_mode`. Exits with one sentence if the task is not one for these
+    scripts. An exception of a task becomes a TaskError that says which environment raised it.
+    """
+    fns = [partial(TaskEnv, make_env, i, None if i else video) for i, make_env in enumerate(env_fns)]
+    vector_class: Any = gym.vector.AsyncVectorEnv if args.vectorization == "async" else sync_class
+    make = partial(vector_class, fns, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    if args.vectorization == "native":
+        kwargs = parse_json("env-kwargs", args.env_kwargs)
+        make = partial(gym.make_vec, args.env_id, len(fns), "vector_entry_point", **kwargs)
+    return TaskEnvs(make, args.env_id)
+
+
 class TaskEnv(gym.Wrapper):
     """Says which of several environments raised an exception, and in which step; drops infos, which cost time."""
 
-    def __init__(self, env: gym.Env, index: int) -> None:
+    def __init__(self, make_env: Callable[..., gym.Env], index: int, video: Path | None = None) -> None:
+        env = make_env() if video is None else make_env(render_mode="rgb_array")
+        if video is not None:
+            warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
+            is_first = lambda episode: episode == 0  # noqa: E731
+            env = gym.wrappers.RecordVideo(env, str(video.parent), is_first, name_prefix=video.name)
         super().__init__(env)
         self.index, self.num_steps = index, 0
 
@@ -275,7 +303,7 @@ class TaskEnv(gym.Wrapper):
 
 
 class TaskEnvs(gym.vector.VectorWrapper):
-    """Turns exceptions of the environments into TaskError."""
+    """Turns exceptions of the environments into TaskError, and AutoresetMode.DISABLED into SAME_STEP."""
 
     def __init__(self, make: Callable[[], gym.vector.VectorEnv], env_id: str) -> None:
         """Makes the environments; exits with one sentence if that fails, or if their spaces are not Box."""
@@ -310,7 +338,13 @@ class TaskEnvs(gym.vector.VectorWrapper):
     def step(self, actions: Any) -> Any:
         """Takes a step in every environment."""
         try:
-            return self.env.step(actions)
+            obs, rewards, terminations, truncations, infos = self.env.step(actions)
+            if self.metadata["autoreset_mode"] == gym.vector.AutoresetMode.DISABLED:
+                dones = terminations | truncations
+                if dones.any():
+                    infos["final_obs"] = obs.copy()
+                    obs, _ = self.env.reset(options={"reset_mask": dones})
+            return obs, rewards, terminations, truncations, infos
         except Exception as error:
             raise TaskError(str(error)) from error
 
@@ -329,19 +363,6 @@ def has_range(space: gym.spaces.Box) -> bool:
     """Whether all bounds of a Box, and their differences, are finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(space.high - space.low).all())
-
-
-def allocate(flag: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Zeros of this shape; exits with one sentence that names the flag if they do not fit into memory."""
-    try:
-        if device.type == "cpu" and hasattr(os, "sysconf"):
-            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            if 4 * math.prod(shape) > memory:
-                raise MemoryError(f"the machine has {memory / 2**30:.0f} GiB")
-        return torch.zeros(shape, device=device)
-    except (MemoryError, RuntimeError) as error:
-        rows, size = f"{shape[0]:,} rows of {math.prod(shape[1:]):,} numbers", 4 * math.prod(shape) / 2**30
-        fail(f"--{flag} takes what fits into memory, and {rows} are {size:,.0f} GiB ({one_line(error)[:200]})")
 
 
 # === Run ==============================================================================================================
@@ -415,6 +436,16 @@ def tell_exception(args: Any, kind: type[BaseException], error: BaseException, t
     raise SystemExit(status)
 
 
+def check_memory(buffers: Mapping[str, "Buffer"]) -> None:
+    """Exits with one sentence if replay buffers are larger than the machine's memory, which they use as they fill."""
+    if hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        columns = [x for buffer in buffers.values() for x in buffer.columns.values() if x.device.type == "cpu"]
+        size = sum(x.nbytes for x in columns) / 2**30
+        if size > memory:
+            fail(f"--buffer-size takes what fits into memory: {size:,.0f} GiB are asked for, of {memory:,.0f} GiB")
+
+
 def lacks_memory(error: BaseException | None) -> bool:
     """Whether an exception is of Python, NumPy or PyTorch and says that there is not enough memory."""
     is_of_torch = isinstance(error, RuntimeError) and re.search("allocate memory|out of memory", str(error))
@@ -460,6 +491,7 @@ class Run:
         counters. `buffers` are written to disk in increments. `evaluate_with` are the flags of the --evaluate command
         that is suggested at the end.
         """
+        check_memory(buffers or {})
         self.args, self.envs, self.total_steps, self.stride = args, envs, total_steps, stride
         self.model, self.evaluate_with = model, "" if getattr(args, "vectorization", "") == "native" else evaluate_with
         self.script = script_of(type(args))
@@ -472,6 +504,8 @@ class Run:
         self.parts = {**model, **rest, **self.files}
         self.global_step, self.extra_resets, self.begins_anew = 0, list[int](), True
         self.results: dict[str, float] = {}  # the newest value of every metric
+        self.running: np.ndarray | None = None  # return, length and whether it counts, of every running episode
+        self.finished: list[np.ndarray] = []  # return and length of the episodes that have ended since the last point
         self.announce()
         if args.resume is not None:
             self.load_checkpoint()
@@ -491,13 +525,11 @@ class Run:
         """Prints what will be run, and what of it may surprise."""
         args, total = self.args, self.total_steps
         device = next(x.device for x in all_tensors(self.model))
-        print(
-            f"{args.exp_name}: {args.env_id}, seed {args.seed}, {total:,} steps on {device}, run folder {self.folder}"
-        )
+        budget = f"{total:,} steps on {device}"
+        print(f"{args.exp_name}: {args.env_id}, seed {args.seed}, {budget}, run folder {self.folder}", flush=True)
         if total != args.total_timesteps:
-            print(
-                f"--total-timesteps {args.total_timesteps:,} is rounded up to {total:,}, a multiple of {self.stride:,}"
-            )
+            rounded = f"rounded up to {total:,}, a multiple of {self.stride:,}"
+            print(f"--total-timesteps {args.total_timesteps:,} is {rounded}", flush=True)
         with suppress(gym.error.Error):  # a game, or an id without a version
             limit = gym.spec(args.env_id.rpartition(":")[2]).max_episode_steps or 0
             if 0 < args.checkpoint_freq < getattr(args, "num_envs", 0) * limit:
@@ -538,7 +570,9 @@ class Run:
         while self.global_step < self.total_steps:
             if stop_signals:
                 raise Stopped
-            seed = seed_streams(self.args.seed, self.global_step) if self.begins_anew else None
+            seed = None
+            if self.begins_anew:
+                seed, self.running, self.finished = seed_streams(self.args.seed, self.global_step), None, []
             self.begins_anew = False
             yield self.global_step, seed
             is_due = self.due(self.args.checkpoint_freq)
@@ -570,14 +604,32 @@ class Run:
                     step = self.global_step + (row + 1) * self.stride // len(rows)
                 raise FloatingPointError(f"{name} is not a finite number at step {step:,}")
 
-    def log(self, metrics: Mapping[str, float], global_step: int) -> None:
-        """Logs one point of every metric; adds the speed since the last call, unless all are results of an evaluation.
+    def record(self, rewards: np.ndarray, dones: np.ndarray, skip_first: bool = False) -> None:
+        """Adds a step of all environments to their episodes' returns and lengths, whose means `log` adds.
 
-        A full disk costs points, and not the run.
+        rewards and dones are (num_envs,). With `skip_first` the first episode after a seed does not count.
+        """
+        if self.running is None:
+            self.running = np.zeros((3, len(rewards)))
+            self.running[2] = not skip_first
+        self.running[0] += rewards
+        self.running[1] += 1
+        if dones.any():
+            self.finished += list(self.running[:2, dones & (self.running[2] == 1)].T)
+            self.running[:, dones] = np.array([[0], [0], [1]])
+
+    def log(self, metrics: Mapping[str, float], global_step: int) -> None:
+        """Logs one point of every metric; adds the speed and the mean return of the episodes since the last call.
+
+        It adds nothing if all metrics are results of an evaluation. A full disk costs points, and not the run.
         """
         metrics = dict(metrics)
         if not all(name.startswith("eval/") for name in metrics):
             metrics["charts/SPS"] = (global_step - self.log_step) / (time.time() - self.log_time)
+            if self.finished:
+                returns, lengths = np.stack(self.finished, axis=1).mean(axis=1).tolist()
+                metrics |= {"charts/episodic_return": returns, "charts/episodic_length": lengths}
+                self.finished = []
         self.results |= metrics
         if self.args.track:
             import wandb
@@ -746,9 +798,7 @@ class Run:
             fail(f"--resume takes a run that has not finished, or more --total-timesteps than the {step:,} of {folder}")
         if step > self.total_steps:
             fail(f"{flag} takes no fewer steps than the {step:,} that {folder} has had")
-        schedules = [name for name in vars(self.args) if name.endswith("_lr_schedule")]
-        is_annealed = any(getattr(self.args, name) == "linear" for name in schedules)
-        if state["total_steps"] != self.total_steps and (is_annealed or getattr(self.args, "anneal_lr", False)):
+        if state["total_steps"] != self.total_steps and getattr(self.args, "anneal_lr", False):
             before, now = (f"{1 - step / total:.2%}" for total in (state["total_steps"], self.total_steps))
             warn(f"{flag} changes the annealed learning rate here from {before} to {now} of its initial value")
         if damaged:
@@ -764,6 +814,32 @@ class Run:
                 events.unlink()
         self.global_step, self.extra_resets = step, state["extra_resets"]
         print(f"going on from step {step:,}")
+
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def compiled(function: FunctionT, *example: Any) -> FunctionT:
+    """Compiles the function by calling it with example arguments; where that fails, warns and returns it as it is."""
+    began, reason = time.perf_counter(), "this PyTorch cannot compile torch.autograd.grad"
+    duration = "some seconds, or up to two minutes for the first time on a machine"
+    print(f"compiling {function.__name__}: {duration}", flush=True)
+    torch._inductor.config.cpp_wrapper = not torch.cuda.is_available()  # calls kernels from C++: less overhead
+    has_trace = hasattr(torch._dynamo.config, "trace_autograd_ops")
+    if has_trace:
+        torch._dynamo.config.trace_autograd_ops = True  # otherwise torch.autograd.grad is not compiled
+    for trust in (True, None) if has_trace else ():  # True: no test of the processor's instructions, which takes time
+        torch._inductor.config.cpp.vec_isa_ok = trust
+        try:
+            result: Any = torch.compile(function)
+            result(*example)
+            print(f"compiled it in {time.perf_counter() - began:.1f} s; PyTorch keeps the result on disk")
+            return result
+        except RuntimeError as error:  # no C++ compiler, for example
+            reason = str(error).splitlines()[0]
+            torch._dynamo.reset()
+    warn(f"the update is slow, because it cannot be compiled: {reason}")
+    return function
 
 
 def describe(metrics: Mapping[str, float]) -> str:
@@ -875,9 +951,7 @@ class Buffer(Protocol):
     """What a replay buffer needs for its checkpoints."""
 
     total: int  # transitions stored so far: transition i is in row i % capacity
-
-    def columns(self) -> dict[str, Tensor]:
-        """All that is stored: tensors (capacity, ...)."""
+    columns: dict[str, Tensor]  # all that is stored: tensors (capacity, ...)
 
 
 class BufferFiles:
@@ -896,7 +970,7 @@ class BufferFiles:
 
     def state_dict(self) -> dict[str, Any]:
         """Writes the new transitions, and returns the names of all files that hold the buffer."""
-        columns, total = self.buffer.columns(), self.buffer.total
+        columns, total = self.buffer.columns, self.buffer.total
         oldest = total - len(next(iter(columns.values())))
         start = max(self.files[-1][1] if self.files else 0, oldest)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -912,7 +986,7 @@ class BufferFiles:
         """Reads these files."""
         for start, stop in state["files"]:
             with np.load(self.folder / f"{start}.npz") as arrays:
-                for name, x in self.buffer.columns().items():
+                for name, x in self.buffer.columns.items():
                     x[self.rows(start, stop, x)] = torch.as_tensor(arrays[name], device=x.device)
         self.buffer.total, self.files, self.previous = state["total"], state["files"], state["files"]
 

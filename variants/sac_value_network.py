@@ -13,16 +13,15 @@ TensorFlow version, of Intel Coach and of ML-Agents. How it differs from `sac_co
 
 import copy
 import itertools
+import json
 import math
 import random
 import sys
-import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -30,11 +29,11 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from gymnasium.spaces import flatdim
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ stands there
-from utils.run import Run, TaskEnv, TaskEnvs, allocate, describe, fail, load_model, parse_args, parse_json, prepare  # noqa: E402
+from utils.run import Run, compiled, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
 
 # === Arguments ========================================================================================================
 
@@ -80,9 +79,7 @@ class Args:
     policy_lr: float = 1e-3  # learning rate of the actor
     q_lr: float = 1e-3  # learning rate of the critics and of the state value
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
-    policy_lr_schedule: Literal["constant", "linear"] = "constant"  # linear: falls to zero over the run
-    q_lr_schedule: Literal["constant", "linear"] = "constant"  # the same for the critics
-    alpha_lr_schedule: Literal["constant", "linear"] = "constant"  # the same for the entropy coefficient
+    anneal_lr: bool = False  # the learning rates of actor, critics and state value fall linearly to zero over the run
     alpha: float = 0.2  # entropy coefficient: its initial value, or without --autotune its fixed value
     autotune: bool = False  # learn the entropy coefficient
     target_entropy_scale: float = 1.0  # the target entropy is minus this times the number of action dimensions
@@ -112,28 +109,17 @@ def check_args(args: Args) -> None:
 # === Environments =====================================================================================================
 
 
-def make_env(env_id: str, kwargs: dict[str, Any], index: int, video_folder: Path | None, video_name: str) -> gym.Env:
-    """One environment with flat observations; its first episode is recorded if there is a folder for the video."""
-    env = gym.make(env_id, **kwargs | ({} if video_folder is None else {"render_mode": "rgb_array"}))
-    if video_folder is not None:
-        warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
-        env = gym.wrappers.RecordVideo(env, str(video_folder), lambda episode: episode == 0, name_prefix=video_name)
+def make_env(args: Args, index: int, **render: str) -> gym.Env:
+    """One environment with flat observations; `render` are the arguments for videos."""
+    env = gym.make(args.env_id, **json.loads(args.env_kwargs) | render)
     if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)
-    return TaskEnv(env, index)
+    return env
 
 
-def make_envs(args: Args, num_envs: int, video_folder: Path | None = None, video_name: str = "") -> VectorEnv:
-    """`num_envs` environments stepped together; exits with one sentence if the task is not one for this script."""
-    kwargs = parse_json("env-kwargs", args.env_kwargs)
-    env_fns = [
-        partial(make_env, args.env_id, kwargs, i, None if i else video_folder, video_name) for i in range(num_envs)
-    ]
-    vector_class = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}.get(args.vectorization)
-    make: Callable[[], VectorEnv] = partial(gym.make_vec, args.env_id, num_envs, "vector_entry_point", **kwargs)
-    if vector_class is not None:
-        make = partial(vector_class, env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
-    return TaskEnvs(make, args.env_id)
+def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv:
+    """`num_envs` environments stepped together; `video` is where the first episode of the first one is recorded."""
+    return vectorize(SyncVectorEnv, [partial(make_env, args, i) for i in range(num_envs)], args, video)
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -150,10 +136,7 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     final_obs, dones = obs, terminations | truncations
     if dones.any():
         final_obs = obs.copy()
-        if envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP:
-            final_obs[dones] = np.stack(infos["final_obs"][dones])
-        else:
-            obs, _ = envs.reset(options={"reset_mask": dones})
+        final_obs[dones] = np.stack(infos["final_obs"][dones])
     return obs, final_obs, rewards, terminations, truncations
 
 
@@ -166,24 +149,18 @@ class RunningMeanStd(nn.Module):
     Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
 
-    mean: Tensor
-    var: Tensor
-    count: Tensor
-
     def __init__(self, shape: tuple[int, ...] = (), epsilon: float = 1e-8) -> None:
         super().__init__()
         self.epsilon = epsilon
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.mean, self.var = nn.Buffer(torch.zeros(shape).double()), nn.Buffer(torch.ones(shape).double())
+        self.count = nn.Buffer(torch.zeros(()).double())
 
     def update(self, x: Tensor) -> None:
         """Adds a batch (n, *shape)."""
-        x = x.double()
-        total = self.count + len(x)
+        x, total = x.double(), self.count + len(x)
         delta = x.mean(0) - self.mean
         squares = self.var * self.count + x.var(0, correction=0) * len(x) + delta**2 * self.count * len(x) / total
-        self.mean += delta * len(x) / total
+        self.mean.add_(delta * len(x) / total)
         self.var.copy_(squares / total)
         self.count.copy_(total)
 
@@ -243,9 +220,7 @@ class TwinQNetwork(nn.Module):
         for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, 256, 256)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
         self.net = nn.Sequential(*layers, TwinLinear(256, 1))
-        assert all(len(parameter) == 2 for parameter in self.parameters()), (
-            "critics share a parameter: see TwinLayerNorm in docs/sac.md"
-        )
+        assert all(len(x) == 2 for x in self.parameters()), "shared parameter: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Observations (batch_size, obs_dim) and actions (batch_size, action_dim) to both values (2, batch_size)."""
@@ -291,12 +266,9 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int, obs_dim: int, action_dim: int, device: torch.device) -> None:
         self.widths = [obs_dim, action_dim, 1, obs_dim, 1]
-        self.data = allocate("buffer-size", (capacity, sum(self.widths)), device)
+        self.data = torch.zeros((capacity, sum(self.widths)), device=device)
         self.total = 0  # transitions stored so far: transition i is in row i % capacity
-
-    def columns(self) -> dict[str, Tensor]:
-        """All that a checkpoint holds: tensors (capacity, ...)."""
-        return {"rows": self.data}
+        self.columns = {"rows": self.data}  # what checkpoints hold
 
     def add(
         self, obs: np.ndarray, actions: np.ndarray, rewards: np.ndarray, final_obs: np.ndarray, terminations: np.ndarray
@@ -358,10 +330,8 @@ def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tenso
     qf_values = agent.qf(obs, actions)  # (2, batch_size)
     qf_losses = (qf_values - td_target).square().mean(1)
     metrics = {"losses/qf1_loss": qf_losses[0], "losses/qf2_loss": qf_losses[1]}
-    return qf_losses.sum(), metrics | {
-        "losses/qf1_values": qf_values[0].mean(),
-        "losses/qf2_values": qf_values[1].mean(),
-    }
+    metrics |= {"losses/qf1_values": qf_values[0].mean(), "losses/qf2_values": qf_values[1].mean()}
+    return qf_losses.sum(), metrics
 
 
 def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
@@ -396,33 +366,25 @@ def flat_vector(parameters: Iterable[nn.Parameter]) -> Tensor:
     return vector
 
 
-class Adam:
-    """Adam (Kingma and Ba 2015) on one vector (`flat_vector`).
+class Adam(nn.Module):
+    """Adam (Kingma and Ba 2015) on one vector (`flat_vector`); a module, so that its moments are saved.
 
     Computes what `torch.optim.Adam` does, without its overhead of 0.1 to 0.3 ms. Another optimiser: see `docs/sac.md`.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, beta1: float, beta2: float, eps: float) -> None:
-        self.vector = flat_vector(parameters)
-        self.lr, self.beta1, self.beta2, self.eps = lr, beta1, beta2, eps
-        self.mean, self.square = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
-        self.num_steps = torch.zeros((), device=self.vector.device)
+        super().__init__()
+        self.vector, self.lr = flat_vector(parameters), lr
+        self.settings: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps}
+        self.settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        self.mean, self.square = nn.Buffer(torch.zeros_like(self.vector)), nn.Buffer(torch.zeros_like(self.vector))
+        self.num_steps = nn.Buffer(torch.zeros((), device=self.vector.device))
 
     def step(self, gradient: Tensor) -> None:
         """Steps the parameters by their gradient, one vector (`compute_gradient`)."""
-        self.num_steps += 1
-        settings: dict[str, Any] = {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
-        settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
-        torch._fused_adam_([self.vector], [gradient], [self.mean], [self.square], [], [self.num_steps], **settings)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The moments and the number of steps, for a checkpoint."""
-        return {"mean": self.mean, "square": self.square, "num_steps": self.num_steps}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restores them."""
-        for name, value in self.state_dict().items():
-            value.copy_(state[name])
+        self.num_steps.add_(1)
+        moments: Any = [self.mean], [self.square], [], [self.num_steps]  # [] would be those of AMSGrad
+        torch._fused_adam_([self.vector], [gradient], *moments, lr=self.lr, **self.settings)
 
 
 def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -490,35 +452,6 @@ def update(
     return metrics
 
 
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-
-
-def compiled(function: FunctionT, *example: Any) -> FunctionT:
-    """Compiles the function by calling it with example arguments; where that fails, warns and returns it as it is."""
-    began, reason = time.perf_counter(), "this PyTorch cannot compile torch.autograd.grad"
-    print(
-        f"compiling {function.__name__}: some seconds, or up to two minutes for the first time on a machine", flush=True
-    )
-    torch._inductor.config.cpp_wrapper = not torch.cuda.is_available()  # calls kernels from C++: less overhead
-    has_trace = hasattr(torch._dynamo.config, "trace_autograd_ops")
-    if has_trace:
-        torch._dynamo.config.trace_autograd_ops = True  # otherwise torch.autograd.grad is not compiled
-    for trust in (
-        (True, None) if has_trace else ()
-    ):  # True: no test of the processor's instructions, which takes seconds
-        torch._inductor.config.cpp.vec_isa_ok = trust
-        try:
-            result: Any = torch.compile(function)
-            result(*example)
-            print(f"compiled it in {time.perf_counter() - began:.1f} s; PyTorch keeps the result on disk")
-            return result
-        except RuntimeError as error:  # no C++ compiler, for example
-            reason = str(error).splitlines()[0]
-            torch._dynamo.reset()
-    print(f"warning: the update is slow, because it cannot be compiled: {reason}", file=sys.stderr)
-    return function
-
-
 # === Evaluation =======================================================================================================
 
 MAX_EPISODE_STEPS = 10_000  # an evaluation's episode is cut off there
@@ -532,7 +465,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
     and the mean length in steps.
     """
     args = args if args.vectorization == "native" else replace(args, vectorization="sync")
-    envs = make_envs(args, args.eval_episodes, folder / "videos" if args.capture_video else None, name)
+    envs = make_envs(args, args.eval_episodes, folder / "videos" / name if args.capture_video else None)
     obs, _ = envs.reset(seed=1_000_000 + args.seed * args.eval_episodes)
     returns, lengths = np.zeros(args.eval_episodes), np.zeros(args.eval_episodes)
     running = np.ones(args.eval_episodes, dtype=bool)
@@ -573,7 +506,6 @@ def main(args: Args) -> None:
     total_steps = -(-args.total_timesteps // args.num_envs) * args.num_envs
     agent = Agent(envs, args).to(device)
     learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
-    annealed = [name for name in learning_rates if getattr(args, f"{name}_lr_schedule") == "linear"]
     optimizers = {name: Adam(group, learning_rates[name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
     buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim, device)
     counters = {"num_updates": 0}
@@ -591,10 +523,8 @@ def main(args: Args) -> None:
         for global_step, seed in run.steps():
             if seed is not None:  # at the start and after each checkpoint
                 obs, _ = envs.reset(seed=seed)
-                episode_return, episode_length = np.zeros((2, args.num_envs))
-                finished_returns, finished_lengths = [], []
                 update_metrics: Metrics = {}
-            for name in annealed:
+            for name in ("policy", "q") if args.anneal_lr else ():
                 optimizers[name].lr = learning_rates[name] * (1.0 - global_step / total_steps)
 
             # act and step
@@ -610,16 +540,8 @@ def main(args: Args) -> None:
 
             # store
             buffer.add(obs, actions, rewards, final_obs, terminations)
+            run.record(rewards, terminations | truncations)
             obs = next_obs
-
-            # record
-            episode_return += rewards
-            episode_length += 1
-            dones = terminations | truncations
-            if dones.any():
-                finished_returns.extend(episode_return[dones])
-                finished_lengths.extend(episode_length[dones])
-                episode_return[dones] = episode_length[dones] = 0.0
 
             # update
             while counters["num_updates"] < int(args.updates_per_step * (global_step - args.learning_starts)):
@@ -628,14 +550,10 @@ def main(args: Args) -> None:
                 counters["num_updates"] += 1
 
             # log and evaluate
-            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears what has been recorded
+            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears what `record` has collected
                 metrics = {name: value.item() for name, value in update_metrics.items()}
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}
-                if finished_returns:
-                    metrics["charts/episodic_return"] = float(np.mean(finished_returns))
-                    metrics["charts/episodic_length"] = float(np.mean(finished_lengths))
-                    finished_returns, finished_lengths = [], []
                 run.log(metrics, global_step)
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agent, args, run.folder, f"step-{global_step}"), global_step)
