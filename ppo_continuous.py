@@ -626,6 +626,8 @@ if not TYPE_CHECKING and not HAS_UTILS:
         for flag in ("resume", "track", "upload_model", "capture_video"):
             if getattr(args, flag):
                 fail(f"--{flag.replace('_', '-')} takes utils/run.py beside {Path(__file__).name}")
+        if args.vectorization == "native":
+            fail(f"--vectorization native takes utils/run.py beside {Path(__file__).name}")
 
     def vectorize(sync_class, env_fns, args, video):
         vector_class = AsyncVectorEnv if args.vectorization == "async" else sync_class

@@ -27,7 +27,6 @@ Deviations from ML-Agents:
 import itertools
 import math
 import random
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -542,12 +541,6 @@ def make_pools(args: Args, agents: Mapping[str, Agent], rng: np.random.Generator
     return {behavior: SnapshotPool(*rule, rng) for behavior in agents}
 
 
-def model_of(agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPool]) -> dict[str, Any]:
-    """The parts of model.pt."""
-    parts: dict[str, Any] = {f"{behavior}_agent": agent for behavior, agent in agents.items()}
-    return parts | {f"{behavior}_pool": pool for behavior, pool in pools.items()}
-
-
 def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, SnapshotPool], Args]:
     """The agents, pools and arguments of a saved run; exits with one sentence that names the flag."""
     args = Args(**read_args(Args, folder, flag, LIMITS))
@@ -555,46 +548,46 @@ def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Snaps
     agents = {team.behavior: Agent(team, args) for team in env.teams}
     env.close()
     pools = make_pools(args, agents, np.random.default_rng())
-    load_model(folder, model_of(agents, pools), flag)
+    load_model(folder, {"agent": agents, "pool": pools}, flag)
     return agents, pools, args
 
 
 # === Snapshots and turns ==============================================================================================
 
 
-def start_matches(args: Args, env: TeamEnv, agents: Mapping[str, Agent], change_at: list[int]) -> Matches:
+def start_matches(args: Args, env: TeamEnv, agents: Mapping[str, Agent], total_steps: int) -> Matches:
     """Games against the first snapshot of each behaviour, the initial policy."""
+    change_at = turn_ends(env.teams, args.team_change, total_steps)
     pools = make_pools(args, agents, np.random.default_rng(args.seed))
     for behavior, pool in pools.items():
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
-    turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
+    turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
     rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
-    return Matches(env.teams, args.num_games, pools, *rules)
+    return Matches(env.teams, args.num_games, pools, change_at, *rules)
 
 
-def end_turn(
-    agent: Agent, pool: SnapshotPool, matches: Matches, learner_steps: int, next_learner: str, args: Args
-) -> bool:
+def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bool:
     """Takes a snapshot of the learner if one is due, then gives the turn to the next learner; says if it took one."""
-    age = learner_steps - pool.latest.step
-    takes_snapshot = age >= args.save_steps or (next_learner != matches.learner and age > 0)
+    learner, next_learner = matches.learner, matches.learner_at(global_step)
+    pool, step = matches.pools[learner], matches.learner_steps[learner]
+    age = step - pool.latest.step
+    takes_snapshot = age >= args.save_steps or (next_learner != learner and age > 0)
     if takes_snapshot:
-        pool.add(agent.acting_weights(), learner_steps, matches.rating)
-    if next_learner != matches.learner:
+        pool.add(agent.acting_weights(), step, matches.rating)
+    if next_learner != learner:
         matches.give_turn(next_learner)
     return takes_snapshot
 
 
-def add_final_snapshots(
-    agents: Mapping[str, Agent], matches: Matches, learner_steps: Mapping[str, int], args: Args
-) -> None:
+def add_final_snapshots(agents: Mapping[str, Agent], matches: Matches, args: Args) -> None:
     """Makes the last snapshot of each behaviour its final policy, in place of one that is nearly as new."""
     for behavior, pool in matches.pools.items():
-        if learner_steps[behavior] > pool.latest.step:
-            if pool.latest.step > max(0, learner_steps[behavior] - args.save_steps / 2):
+        step = matches.learner_steps[behavior]
+        if step > pool.latest.step:
+            if pool.latest.step > max(0, step - args.save_steps / 2):
                 pool.snapshots.pop()
-            pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
+            pool.add(agents[behavior].acting_weights(), step, matches.rating_of(behavior))
 
 
 # === Main =============================================================================================================
@@ -620,23 +613,19 @@ def main(args: Args) -> None:
         make_env(args, 1, render=True).close()  # a game that cannot be rendered is better known now than at the end
     env = make_env(args, args.num_games)
     print(describe_teams(env))
-    behaviors = list(dict.fromkeys(team.behavior for team in env.teams))
     total_steps = -(-args.total_timesteps // args.batch_size) * args.batch_size
     agents = {team.behavior: Agent(team, args).to(device) for team in env.teams}
     hyperparameters = args.learning_rate, args.adam_beta1, args.adam_beta2, 1e-5
     optimizers = {behavior: Adam(agent.parameters(), *hyperparameters) for behavior, agent in agents.items()}
 
     # --- pools and ratings ---
-    change_at = turn_ends(env.teams, args.team_change, total_steps)
-    matches = start_matches(args, env, agents, change_at)
+    matches = start_matches(args, env, agents, total_steps)
     pools = matches.pools
-    learner_steps = dict.fromkeys(behaviors, 0)
 
     best_scripted = scripted_players(env)[-1].name
     parts: dict[str, Any] = {"evaluate_with": f"--against {best_scripted} --capture-video"}
-    parts["model"] = model_of(agents, pools)
-    parts["rest"] = {f"{behavior}_optimizer": optimizer for behavior, optimizer in optimizers.items()}
-    parts["rest"] |= {"matches": matches, "learner_steps": learner_steps}
+    parts["model"] = {"agent": agents, "pool": pools}
+    parts["rest"] = {"optimizer": optimizers, "matches": matches}
     with Run(args, env, total_steps, stride=args.batch_size, **parts) as run:
         gradient: Gradient = compute_update_gradient
         for team in {team.behavior: team for team in env.teams}.values() if args.compile else ():
@@ -684,18 +673,15 @@ def main(args: Args) -> None:
                 # rate, next opponents
                 obs = matches.finish_games(env, result, cut)
             global_step += args.batch_size  # now the number of steps after this iteration
-            learner_steps[learner] += int(rollout.valid.sum())
+            matches.learner_steps[learner] += int(rollout.valid.sum())
 
             # update
             batch = make_batch(agent, rollout, args, device)
             metrics = learn_from(agent, optimizer, batch, args, gradient)
 
             # snapshot, change team
-            next_learner = behaviors[bisect_right(change_at, global_step) % len(behaviors)]
-            if global_step == total_steps:
-                next_learner = learner
-            end_turn(agent, pools[learner], matches, learner_steps[learner], next_learner, args)
-            if next_learner != learner:
+            end_turn(agent, matches, global_step, args)
+            if matches.learner != learner:
                 run.begin_anew()
 
             # log and evaluate
@@ -704,17 +690,15 @@ def main(args: Args) -> None:
                 b_returns, b_values = batch[-2:]
                 metrics["losses/explained_variance"] = 1.0 - ((b_returns - b_values).var() / b_returns.var()).item()
             metrics |= matches.metrics()
-            metrics |= {"charts/learning_rate": optimizer.lr, "charts/learner": float(behaviors.index(learner))}
+            metrics |= {"charts/learning_rate": optimizer.lr, "charts/learner": float(list(agents).index(learner))}
             run.log(metrics, global_step)
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agents, args), global_step)
-        add_final_snapshots(agents, matches, learner_steps, args)
+        add_final_snapshots(agents, matches, args)
         run.log(evaluate(agents, args, run.folder if args.capture_video else None), total_steps)
         if args.cross_play_games:
-            make_games, seed = partial(make_env, args), args.seed + 2_000_000
-            log_table(
-                run, snapshot_table(make_games, agents, pools, args.cross_play_snapshots, args.cross_play_games, seed)
-            )
+            limits, seed = (args.cross_play_snapshots, args.cross_play_games), args.seed + 2_000_000
+            log_table(run, snapshot_table(partial(make_env, args), agents, pools, *limits, seed))
 
 
 if __name__ == "__main__":

@@ -510,7 +510,7 @@ def main(args: Args) -> None:
     counters = {"num_updates": 0}
 
     parts: dict[str, Any] = {"model": {"agent": agent}, "buffers": {"replay": buffer}}
-    parts["rest"] = {f"{name}_optimizer": optimizer for name, optimizer in optimizers.items()} | {"counters": counters}
+    parts["rest"] = {"optimizer": optimizers, "counters": counters}
     with Run(args, envs, total_steps, stride=args.num_envs, **parts) as run:
         gradients = PLAIN
         if args.compile:
@@ -584,6 +584,8 @@ if not TYPE_CHECKING and not HAS_UTILS:
         for flag in ("resume", "track", "upload_model", "capture_video"):
             if getattr(args, flag):
                 fail(f"--{flag.replace('_', '-')} takes utils/run.py beside {Path(__file__).name}")
+        if args.vectorization == "native":
+            fail(f"--vectorization native takes utils/run.py beside {Path(__file__).name}")
 
     def vectorize(sync_class, env_fns, args, video):
         vector_class = AsyncVectorEnv if args.vectorization == "async" else sync_class

@@ -34,7 +34,6 @@ import copy
 import itertools
 import math
 import random
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -623,12 +622,6 @@ def make_pools(args: Args, agents: Mapping[str, Agent], rng: np.random.Generator
     return {behavior: SnapshotPool(*rule, rng) for behavior in agents}
 
 
-def model_of(agents: Mapping[str, Agent], pools: Mapping[str, SnapshotPool]) -> dict[str, Any]:
-    """The parts of model.pt."""
-    parts: dict[str, Any] = {f"{behavior}_agent": agent for behavior, agent in agents.items()}
-    return parts | {f"{behavior}_pool": pool for behavior, pool in pools.items()}
-
-
 def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, SnapshotPool], Args]:
     """The agents, pools and arguments of a saved run; exits with one sentence that names the flag."""
     args = Args(**read_args(Args, folder, flag, LIMITS))
@@ -636,46 +629,46 @@ def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Snaps
     agents = {team.behavior: Agent(team, args) for team in env.teams}
     env.close()
     pools = make_pools(args, agents, np.random.default_rng())
-    load_model(folder, model_of(agents, pools), flag)
+    load_model(folder, {"agent": agents, "pool": pools}, flag)
     return agents, pools, args
 
 
 # === Snapshots and turns ==============================================================================================
 
 
-def start_matches(args: Args, env: TeamEnv, agents: Mapping[str, Agent], change_at: list[int]) -> Matches:
+def start_matches(args: Args, env: TeamEnv, agents: Mapping[str, Agent], total_steps: int) -> Matches:
     """Games against the first snapshot of each behaviour, the initial policy."""
+    change_at = turn_ends(env.teams, args.team_change, total_steps)
     pools = make_pools(args, agents, np.random.default_rng(args.seed))
     for behavior, pool in pools.items():
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
-    turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
+    turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
     rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
-    return Matches(env.teams, args.num_games, pools, *rules)
+    return Matches(env.teams, args.num_games, pools, change_at, *rules)
 
 
-def end_turn(
-    agent: Agent, pool: SnapshotPool, matches: Matches, learner_steps: int, next_learner: str, args: Args
-) -> bool:
+def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bool:
     """Takes a snapshot of the learner if one is due, then gives the turn to the next learner; says if it took one."""
-    age = learner_steps - pool.latest.step
-    takes_snapshot = age >= args.save_steps or (next_learner != matches.learner and age > 0)
+    learner, next_learner = matches.learner, matches.learner_at(global_step)
+    pool, step = matches.pools[learner], matches.learner_steps[learner]
+    age = step - pool.latest.step
+    takes_snapshot = age >= args.save_steps or (next_learner != learner and age > 0)
     if takes_snapshot:
-        pool.add(agent.acting_weights(), learner_steps, matches.rating)
-    if next_learner != matches.learner:
+        pool.add(agent.acting_weights(), step, matches.rating)
+    if next_learner != learner:
         matches.give_turn(next_learner)
     return takes_snapshot
 
 
-def add_final_snapshots(
-    agents: Mapping[str, Agent], matches: Matches, learner_steps: Mapping[str, int], args: Args
-) -> None:
+def add_final_snapshots(agents: Mapping[str, Agent], matches: Matches, args: Args) -> None:
     """Makes the last snapshot of each behaviour its final policy, in place of one that is nearly as new."""
     for behavior, pool in matches.pools.items():
-        if learner_steps[behavior] > pool.latest.step:
-            if pool.latest.step > max(0, learner_steps[behavior] - args.save_steps / 2):
+        step = matches.learner_steps[behavior]
+        if step > pool.latest.step:
+            if pool.latest.step > max(0, step - args.save_steps / 2):
                 pool.snapshots.pop()
-            pool.add(agents[behavior].acting_weights(), learner_steps[behavior], matches.rating_of(behavior))
+            pool.add(agents[behavior].acting_weights(), step, matches.rating_of(behavior))
 
 
 # === Main =============================================================================================================
@@ -701,7 +694,6 @@ def main(args: Args) -> None:
         make_env(args, 1, render=True).close()  # a game that cannot be rendered is better known now than at the end
     env = make_env(args, args.num_games)
     print(describe_teams(env))
-    behaviors = list(dict.fromkeys(team.behavior for team in env.teams))
     total_steps = -(-args.total_timesteps // args.num_games) * args.num_games
     agents = {team.behavior: Agent(team, args).to(device) for team in env.teams}
     learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
@@ -712,21 +704,16 @@ def main(args: Args) -> None:
     buffers = {team.behavior: ReplayBuffer(args.buffer_size, team, device) for team in env.teams}
 
     # --- pools and ratings ---
-    change_at = turn_ends(env.teams, args.team_change, total_steps)
-    matches = start_matches(args, env, agents, change_at)
+    matches = start_matches(args, env, agents, total_steps)
     pools = matches.pools
-    learner_steps = dict.fromkeys(behaviors, 0)
-    game_steps, num_updates = dict.fromkeys(behaviors, 0), dict.fromkeys(behaviors, 0)
+    game_steps, num_updates = dict.fromkeys(agents, 0), dict.fromkeys(agents, 0)
 
     best_scripted = scripted_players(env)[-1].name
     parts: dict[str, Any] = {"evaluate_with": f"--against {best_scripted} --capture-video"}
-    parts["model"] = model_of(agents, pools)
+    parts["model"] = {"agent": agents, "pool": pools}
     parts["buffers"] = buffers
-    parts["rest"] = {f"{behavior}_window": buffer.window for behavior, buffer in buffers.items()}
-    for behavior, optimizers in all_optimizers.items():
-        parts["rest"] |= {f"{behavior}_{name}_optimizer": optimizer for name, optimizer in optimizers.items()}
-    parts["rest"] |= {"matches": matches, "learner_steps": learner_steps, "game_steps": game_steps}
-    parts["rest"] |= {"num_updates": num_updates}
+    parts["rest"] = {"window": {behavior: buffer.window for behavior, buffer in buffers.items()}, "matches": matches}
+    parts["rest"] |= {"optimizer": all_optimizers, "game_steps": game_steps, "num_updates": num_updates}
     with Run(args, env, total_steps, stride=args.num_games, **parts) as run:
         gradients = PLAIN
         for behavior, buffer in buffers.items() if args.compile else ():
@@ -760,7 +747,7 @@ def main(args: Args) -> None:
             all_obs = np.concatenate([*result.obs, *result.final_obs], axis=None)
             run.check(global_step, observation=all_obs, reward=np.concatenate(result.rewards, axis=None))
             game_steps[learner] += args.num_games
-            learner_steps[learner] += int(valid.sum())
+            matches.learner_steps[learner] += int(valid.sum())
 
             # store
             all_masks = [next_legal_actions(env, i, result.over) for i in range(len(env.teams))]
@@ -783,11 +770,8 @@ def main(args: Args) -> None:
                 num_updates[learner] += 1
 
             # snapshot, change team
-            next_learner = behaviors[bisect_right(change_at, global_step) % len(behaviors)]
-            if global_step == total_steps:
-                next_learner = learner
-            takes_snapshot = end_turn(agent, pools[learner], matches, learner_steps[learner], next_learner, args)
-            if next_learner != learner:
+            takes_snapshot = end_turn(agent, matches, global_step, args)
+            if matches.learner != learner:
                 run.begin_anew()
             if takes_snapshot and args.replay_opponents == "window":
                 opposing = [team.behavior for i, team in enumerate(env.teams) if i != matches.sides[0]]
@@ -798,17 +782,15 @@ def main(args: Args) -> None:
                 metrics = matches.metrics() | {name: value.item() for name, value in update_metrics.items()}
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}
-                metrics["charts/learner"] = float(behaviors.index(learner))
+                metrics["charts/learner"] = float(list(agents).index(learner))
                 run.log(metrics, global_step)
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agents, args), global_step)
-        add_final_snapshots(agents, matches, learner_steps, args)
+        add_final_snapshots(agents, matches, args)
         run.log(evaluate(agents, args, run.folder if args.capture_video else None), total_steps)
         if args.cross_play_games:
-            make_games, seed = partial(make_env, args), args.seed + 2_000_000
-            log_table(
-                run, snapshot_table(make_games, agents, pools, args.cross_play_snapshots, args.cross_play_games, seed)
-            )
+            limits, seed = (args.cross_play_snapshots, args.cross_play_games), args.seed + 2_000_000
+            log_table(run, snapshot_table(partial(make_env, args), agents, pools, *limits, seed))
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ SAC = [
     ("--q-lr", "-1"),
     ("--policy-lr", "nan"),
     ("--alpha-lr", "inf"),
-    ("--policy-lr-schedule", "cosine"),
+    ("--anneal-lr", "cosine"),
     ("--buffer-size", "0"),
     ("--batch-size", "0"),
     ("--learning-starts", "-1"),

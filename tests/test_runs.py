@@ -55,7 +55,7 @@ def test_copied_alone_into_an_empty_folder(script: ModuleType, tmp_path: Path) -
     flags: dict[str, Any] = {"checkpoint_freq": 70, "eval_freq": 100}
     result = run_command(command(script, Path(name), **flags), alone)
     assert result.returncode == 0, result.stderr
-    expected = f"without utils/run.py {name} has no checkpoints, --resume, --track or --upload-model"
+    expected = f"without utils/run.py {name} has no videos, --resume, --track or --upload-model"
     assert result.stdout.splitlines()[0] == expected
     assert run_command(command(script, **flags), beside).returncode == 0
     (folder,), (other,) = (alone / "runs").iterdir(), (beside / "runs").iterdir()
@@ -73,10 +73,11 @@ def test_copied_alone_into_an_empty_folder(script: ModuleType, tmp_path: Path) -
     (next_command,) = re.findall(rf"python ({name} --evaluate \S+)", result.stdout)
     again = run_command([sys.executable, *next_command.split()], alone)
     assert again.stdout.strip() == evaluation, again.stderr
-    for words in (["--resume", f"runs/{folder.name}"], ["--track"], ["--upload-model"]):
+    for flag in ("--resume", "--track", "--upload-model", "--capture-video", "--vectorization native"):
+        words = [*flag.split(), f"runs/{folder.name}"] if flag == "--resume" else flag.split()
         refused = run_command([sys.executable, name, *words], alone)
         assert refused.returncode == 2
-        assert refused.stderr == f"error: {words[0]} takes utils/run.py beside {name}\n"
+        assert refused.stderr == f"error: {flag} takes utils/run.py beside {name}\n"
 
 
 def test_evaluation_prints_the_trained_number(
@@ -380,11 +381,10 @@ FLAGS: dict[str, list[dict[str, Any]]] = {
     ],
     "sac_continuous": [
         {"exp_name": "mine", "save_model": False},
-        {"policy_lr_schedule": "linear", "q_lr_schedule": "linear", "alpha_lr_schedule": "linear"},
         {"gamma": 0.9, "tau": 0.1, "policy_lr": 1e-4, "q_lr": 1e-4, "alpha_lr": 1e-4, "target_entropy_scale": 0.5},
         {"updates_per_step": 0.25, "policy_frequency": 2, "target_network_frequency": 2}
         | {"autotune": False, "alpha": 0.2},
-        {"updates_per_step": 2.0, "norm_obs": True, "num_envs": 3},
+        {"updates_per_step": 2.0, "norm_obs": True, "num_envs": 3, "anneal_lr": True},
     ],
 }
 
@@ -423,11 +423,11 @@ def test_updates_per_step(train: Train, monkeypatch: pytest.MonkeyPatch, ratio: 
 
 
 def test_linear_schedules_end_at_zero(train: Train) -> None:
-    """SAC's three learning rates and PPO's one, read from what was logged."""
-    schedules = {f"{name}_lr_schedule": "linear" for name in ("policy", "q", "alpha")}
-    sac = read_scalars(train(sac_continuous, policy_lr=2e-3, **schedules))
+    """Those of SAC's actor and critics, and PPO's one, read from what was logged."""
+    sac = read_scalars(train(sac_continuous, policy_lr=2e-3, anneal_lr=True))
     for name, learning_rate in (("policy", 2e-3), ("q", 1e-3), ("alpha", 1e-3)):
-        expected = [learning_rate * (1 - (step - 1) / 240) for step in range(40, 241, 40)]
+        falls = name != "alpha"
+        expected = [learning_rate * (1 - falls * (step - 1) / 240) for step in range(40, 241, 40)]
         assert [value for _, value in sac[f"charts/{name}_lr"]] == pytest.approx(expected, rel=1e-5)
     ppo = read_scalars(train(ppo_continuous))
     rates = [value for _, value in ppo["charts/learning_rate"]]

@@ -81,7 +81,7 @@ SAC = [
     "--q-lr -1",
     "--policy-lr nan",
     "--alpha-lr inf",
-    "--q-lr-schedule cosine",
+    "--anneal-lr cosine",
     "--buffer-size 4",  # a step of all games does not fit
     "--batch-size 0",
     "--learning-starts -1",

@@ -394,7 +394,6 @@ def test_stopped_by_a_signal(tmp_path: Path, name: str, signum: int, status: int
 
 # --- flags ---
 
-SCHEDULES = ("policy_lr_schedule", "q_lr_schedule", "alpha_lr_schedule")
 SWITCHES = ("anneal_lr", "norm_adv", "norm_obs", "norm_reward", "clip_vloss")
 BASE: dict[str, dict[str, Any]] = {
     "ppo_selfplay": {
@@ -405,8 +404,7 @@ BASE: dict[str, dict[str, Any]] = {
     }
     | dict.fromkeys(SWITCHES, True),
     "sac_selfplay": {"total_timesteps": 768, "play_against_latest_model_ratio": 0.5, "window": 10}
-    | dict.fromkeys(SCHEDULES, "constant")
-    | {"norm_obs": False, "autotune": True, "replay_opponents": "all"},
+    | {"norm_obs": False, "autotune": True, "replay_opponents": "all", "anneal_lr": False},
 }
 SHARED: dict[str, Any] = {
     "seed": 2,
@@ -456,9 +454,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "policy_lr": 1e-2,
         "q_lr": 1e-2,
         "alpha_lr": 1e-1,
-        "policy_lr_schedule": "linear",
-        "q_lr_schedule": "linear",
-        "alpha_lr_schedule": "linear",
+        "anneal_lr": True,
         "alpha": 0.5,
         "autotune": False,
         "target_entropy_scale": 5.0,

@@ -8,6 +8,7 @@ credited to the snapshots that played the game, even if the ring has dropped the
 
 import math
 import sys
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ class Matches:
         teams: Sequence[Team],
         num_games: int,
         pools: Mapping[str, SnapshotPool],
+        change_at: Sequence[int] = (0,),
         elo_k: float = 16.0,
         swap_steps: int = 0,
         side: str | None = None,
@@ -57,7 +59,8 @@ class Matches:
     ) -> None:
         """Starts with the first team's behaviour as the learner.
 
-        `pools` has a pool for each behaviour, with at least one snapshot. `elo_k` is the largest change of a rating in
+        `pools` has a pool for each behaviour, with at least one snapshot. `change_at` are the game steps at which turns
+        end (`turn_ends`). `elo_k` is the largest change of a rating in
         one game. A game keeps its opponents until ghost agents, over all games, have taken `swap_steps` steps; 0 draws
         new opponents for each game. `side` is the team that the learner always plays on; None: it changes sides.
 
@@ -71,7 +74,8 @@ class Matches:
         self.behaviors = [team.behavior for team in teams]
         self.team_names = [team.name for team in teams]
         self.pools, self.elo_k, self.swap_steps, self.side = pools, elo_k, swap_steps, side
-        self.swaps_per_turn, self.team_change = swaps_per_turn, team_change
+        self.swaps_per_turn, self.team_change, self.change_at = swaps_per_turn, team_change, list(change_at)
+        self.learner_steps = dict.fromkeys(pools, 0)
         self.game_length = game_length  # mean of the finished games, the newest count most
         self.ages, self.cut_at = np.zeros((2, num_games), dtype=np.int64)  # steps of the running games; 0: not cut
         self.lengths: list[int] = []  # of the games since the last call of `metrics`
@@ -97,6 +101,11 @@ class Matches:
             self.swap_steps = max(1, round(ghosts / learners * self.team_change / self.swaps_per_turn))
         self.begin_anew()
 
+    def learner_at(self, global_step: int) -> str:
+        """The behaviour whose turn it is after this many game steps; the last turn lasts to the end of the run."""
+        turn = min(bisect_right(self.change_at, global_step), len(self.change_at) - 1)
+        return list(self.pools)[turn % len(self.pools)]
+
     def begin_anew(self, seed: int | None = None) -> None:
         """Restarts all games with new opponents. A seed also reseeds the pools."""
         if seed is not None:
@@ -115,6 +124,7 @@ class Matches:
         return {
             "learner": self.learner,
             "rating": self.rating,
+            "learner_steps": dict(self.learner_steps),
             "ghost_steps": self.ghost_steps,
             "game_length": self.game_length,
             "has_warned": self.has_warned,
@@ -123,7 +133,7 @@ class Matches:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads that state and restarts all games. The pools must have been loaded before."""
         self.ghost_steps, self.has_warned = state["ghost_steps"], state["has_warned"]
-        self.game_length = state["game_length"]
+        self.game_length, self.learner_steps = state["game_length"], dict(state["learner_steps"])
         self.give_turn(state["learner"])
         self.rating = state["rating"]
 

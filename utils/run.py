@@ -487,13 +487,14 @@ class Run:
         """Makes or resumes the run folder. Exits with one sentence if that cannot be done.
 
         An iteration of the loop takes `stride` environment steps, and the run `total_steps`. `model` are the parts of
-        model.pt and of the checkpoints. `rest` goes into the checkpoints only: modules, optimisers, and plain dicts for
-        counters. `buffers` are written to disk in increments. `evaluate_with` are the flags of the --evaluate command
-        that is suggested at the end.
+        model.pt and of the checkpoints. `rest` goes into the checkpoints only. A part is a module, an optimiser, a
+        plain dict of counters, or a dict of parts. `buffers` are written to disk in increments. `evaluate_with` are the
+        flags of the --evaluate command that is suggested at the end.
         """
         check_memory(buffers or {})
         self.args, self.envs, self.total_steps, self.stride = args, envs, total_steps, stride
-        self.model, self.evaluate_with = model, "" if getattr(args, "vectorization", "") == "native" else evaluate_with
+        self.model = flatten(model)
+        self.evaluate_with = "" if getattr(args, "vectorization", "") == "native" else evaluate_with
         self.script = script_of(type(args))
         self.folder: Path = args.resume or make_run_folder(args)
         self.lock = lock_folder(self.folder)
@@ -501,7 +502,7 @@ class Run:
             name: BufferFiles(buffer, self.folder / "checkpoint.replay" / name)
             for name, buffer in (buffers or {}).items()
         }
-        self.parts = {**model, **rest, **self.files}
+        self.parts = self.model | flatten(rest) | self.files
         self.global_step, self.extra_resets, self.begins_anew = 0, list[int](), True
         self.results: dict[str, float] = {}  # the newest value of every metric
         self.running: np.ndarray | None = None  # return, length and whether it counts, of every running episode
@@ -931,7 +932,7 @@ def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "evaluate") -
     """Loads the parts of a run's model.pt; exits with one sentence if it is missing, damaged or of other networks."""
     try:
         state = read_file(folder / "model.pt")
-        for name, part in parts.items():
+        for name, part in flatten(parts).items():
             part.load_state_dict(state[name])
         if not all(x.isfinite().all() for x in all_tensors(parts)):
             raise ValueError("its weights are not finite numbers")
@@ -940,9 +941,18 @@ def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "evaluate") -
         fail(f"--{flag} takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
 
 
+def flatten(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts in nested dicts as one dict: {"agent": {"sumo": x}} becomes {"sumo_agent": x}."""
+    flat: dict[str, Any] = {}
+    for name, part in parts.items():
+        is_nested = isinstance(part, Mapping) and not all(isinstance(x, (int, float)) for x in part.values())
+        flat |= {f"{inner}_{name}": x for inner, x in flatten(part).items()} if is_nested else {name: part}
+    return flat
+
+
 def all_tensors(parts: Mapping[str, Any]) -> Iterator[Tensor]:
     """All tensors in the state of the modules among these parts."""
-    for part in parts.values():
+    for part in flatten(parts).values():
         if isinstance(part, nn.Module):
             yield from part.state_dict().values()
 

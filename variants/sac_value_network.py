@@ -511,7 +511,7 @@ def main(args: Args) -> None:
     counters = {"num_updates": 0}
 
     parts: dict[str, Any] = {"model": {"agent": agent}, "buffers": {"replay": buffer}}
-    parts["rest"] = {f"{name}_optimizer": optimizer for name, optimizer in optimizers.items()} | {"counters": counters}
+    parts["rest"] = {"optimizer": optimizers, "counters": counters}
     with Run(args, envs, total_steps, stride=args.num_envs, **parts) as run:
         gradients = PLAIN
         if args.compile:
