@@ -73,7 +73,6 @@ SAC = [
     ("--q-lr", "-1"),
     ("--policy-lr", "nan"),
     ("--alpha-lr", "inf"),
-    ("--anneal-lr", "cosine"),
     ("--buffer-size", "0"),
     ("--batch-size", "0"),
     ("--learning-starts", "-1"),

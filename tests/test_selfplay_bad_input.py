@@ -81,7 +81,6 @@ SAC = [
     "--q-lr -1",
     "--policy-lr nan",
     "--alpha-lr inf",
-    "--anneal-lr cosine",
     "--buffer-size 4",  # a step of all games does not fit
     "--batch-size 0",
     "--learning-starts -1",

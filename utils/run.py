@@ -380,11 +380,15 @@ def catch_signals() -> None:
     process = os.getpid()
 
     def stop(signum: int, _: object) -> None:
+        if os.getpid() != process:  # an environment's process, which the main one ends
+            return
         stop_signals.append(signum)
+        if len(stop_signals) > 1:  # it came while the first one was handled
+            abort(signum, _)
         release_signals()
-        if os.getpid() == process and not trains:
+        if not trains:
             raise KeyboardInterrupt
-        if os.getpid() == process and signum == signal.SIGINT:
+        if signum == signal.SIGINT:
             os.write(2, b"\nstopping after this step; Ctrl-C once more stops at once\n")
 
     trains = False
