@@ -83,7 +83,7 @@ class Args:
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
 
     # --- environment ---
-    env_id: str = "sumo"  # sumo, pursuit, a PettingZoo module, or module:Class for a vectorised game
+    env_id: str = "sumo"  # sumo, builds, pursuit, a PettingZoo module, or module:Class for a vectorised game
     env_kwargs: str = "{}"  # arguments of the game in JSON, such as {"actions": "discrete"}
     teams: str | None = None  # agents of each team in JSON, such as {"red": ["a_0"], "blue": ["b_0"]}; default: by name
     symmetric: Literal["auto", "yes", "no"] = "auto"  # all teams share one policy; auto: by names, or spaces of --teams

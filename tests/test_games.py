@@ -7,16 +7,20 @@ import numpy as np
 import pytest
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-from utils.games import DT, DiscGame, ParallelGame, Pursuit, Sumo, parallel_env
+from utils.games import DT, Builds, DiscGame, ParallelGame, Pursuit, Sumo, parallel_env
 from utils.team_env import TeamEnv, play_games
 
 VARIANTS: dict[str, Callable[[int], DiscGame]] = {
     "sumo": Sumo,
     "sumo-discrete": lambda num_games: Sumo(num_games, "discrete"),
     "sumo-multidiscrete": lambda num_games: Sumo(num_games, "multidiscrete"),
+    "builds": Builds,
+    "builds-discrete": lambda num_games: Builds(num_games, "discrete"),
+    "builds-multidiscrete": lambda num_games: Builds(num_games, "multidiscrete"),
     "pursuit": Pursuit,
 }
-KWARGS = [{}, {"actions": "discrete"}, {"actions": "multidiscrete"}, {"game": "pursuit"}]
+FORMS: list[dict[str, str]] = [{}, {"actions": "discrete"}, {"actions": "multidiscrete"}]
+KWARGS = [*FORMS, *({"game": "builds"} | form for form in FORMS), {"game": "pursuit"}]
 
 
 @pytest.fixture(params=list(VARIANTS.values()), ids=list(VARIANTS))
@@ -48,7 +52,7 @@ def win_rate(env: DiscGame, first: str, second: str, seed: int = 0) -> float:
     return float((np.sign(scores[:, 0] - scores[:, 1]) + 1).mean() / 2)
 
 
-# === Both games =======================================================================================================
+# === All games ========================================================================================================
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -462,6 +466,86 @@ def test_rungs_of_sumo(actions: str, better: str, worse: str, low: float, high: 
     assert env.scripted.index(better) > env.scripted.index(worse)
     assert low <= win_rate(env, better, worse) <= high
     assert low <= 1 - win_rate(env, worse, better, seed=1) <= high
+
+
+# === Builds ===========================================================================================================
+
+
+def pick(env: Builds, builds: tuple[int, int]) -> None:
+    """Both sides pick these builds in all games."""
+    angles = [2 * math.pi / 3 * build for build in builds]
+    env.step([np.full((env.num_games, 1, 2), (math.cos(a), math.sin(a)), dtype=np.float32) for a in angles])
+
+
+def test_builds_are_picked_by_the_first_action() -> None:
+    """It does not push; both builds are seen from then on, by both sides; later actions pick nothing."""
+    directions = np.array([[1, 0], [0.5, 0.8], [0.5, -0.8], [-0.4, 0.9], [-1, 0.1], [-0.4, -0.9]], dtype=np.float32)
+    numbers = {"box": directions, "discrete": np.array([[0], [3], [6], [1], [8], [5]])}
+    numbers["multidiscrete"] = np.array([[0, 0], [1, 0], [2, 0], [1, 1], [0, 2], [2, 2]])
+    expected = {"box": [0, 0, 0, 1, 1, 2], "discrete": [0, 0, 0, 1, 2, 2], "multidiscrete": [0, 0, 0, 1, 2, 2]}
+    for actions, rows in numbers.items():
+        env, still = Builds(6, actions), Sumo(6)  # type: ignore[arg-type]
+        assert not env.reset(1)[0][:, :, :6].any()
+        still.reset(1)
+        step = env.step([rows[:, None], rows[::-1, None]])
+        still.step(idle(still))
+        np.testing.assert_array_equal(env.position, still.position)
+        builds = np.array(expected[actions])
+        for obs, own, other in ((step.obs[0], builds, builds[::-1]), (step.obs[1], builds[::-1], builds)):
+            np.testing.assert_array_equal(obs[:, 0, :6], np.concatenate([np.eye(3)[own], np.eye(3)[other]], axis=1))
+        env.step([rows[::-1, None], rows[:, None]])
+        np.testing.assert_array_equal(env.builds[0], builds)
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 2), (2, 0), (1, 0), (2, 2)])
+def test_collisions_of_builds(first: int, second: int) -> None:
+    """v1' = ((m1 - m2) v1 + 2 m2 v2) / (m1 + m2) for the heavier build's mass `heft`, and 1 for the other."""
+    heavier = {(0, 1), (1, 2), (2, 0)}
+    masses = [Builds.heft if pair in heavier else 1.0 for pair in ((first, second), (second, first))]
+    env = Builds(1)
+    env.reset(0)
+    pick(env, (first, second))
+    set_position, speeds = [-0.1 + 0j, 0.1 + 0j], [0.5, -0.3]
+    env.position[:, 0], env.velocity[:, 0] = set_position, speeds
+    env.collide()
+    total = sum(masses)
+    expected = [
+        ((masses[0] - masses[1]) * speeds[0] + 2 * masses[1] * speeds[1]) / total,
+        ((masses[1] - masses[0]) * speeds[1] + 2 * masses[0] * speeds[0]) / total,
+    ]
+    np.testing.assert_allclose(env.velocity[:, 0], expected, rtol=1e-12)
+    moved = env.position[:, 0].real - np.array(set_position).real
+    np.testing.assert_allclose(moved[1] - moved[0], 2 * env.radius - 0.2, rtol=1e-12)  # they touch
+    np.testing.assert_allclose(moved @ np.array(masses), 0, atol=1e-12)  # the centre of mass stays
+
+
+def test_builds_go_in_a_circle() -> None:
+    """Between two players of the same skill the build decides; among skills, the better one wins with equal builds."""
+    env = Builds(300)
+    rates = {}
+    for builds in ((0, 1), (1, 2), (2, 0), (1, 0)):
+
+        def play(team: int, _: object, builds: tuple[int, int] = builds) -> np.ndarray:
+            actions, angle = env.scripted_actions("centre", team), 2 * math.pi / 3 * builds[team]
+            return np.where((env.time == 0)[:, None, None], [math.cos(angle), math.sin(angle)], actions)
+
+        scores = play_games(env, play, 0)
+        rates[builds] = float((scores[:, 0] > scores[:, 1]).mean())
+    assert min(rates[0, 1], rates[1, 2], rates[2, 0]) > 0.9
+    assert rates[1, 0] < 0.1
+    assert win_rate(env, "centre", "random") > 0.9
+
+
+def test_builds_can_be_seen() -> None:
+    """A disc shows one dot more than its build's number."""
+    env, white = Builds(1), []
+    for build in range(3):
+        env.reset(0)
+        pick(env, (build, 0))
+        env.position[:, 0] = [-0.4, 0.4]
+        left = env.render()[:, :200]
+        white.append(int((left == 255).all(axis=-1).sum()))
+    np.testing.assert_allclose(np.array(white) / white[0], [1, 2, 3], rtol=0.15)
 
 
 # === Pursuit ==========================================================================================================

@@ -179,11 +179,11 @@ def test_bad_spaces_are_refused(spaces: Spaces, message: str) -> None:
         (
             "no_such_game",
             {},
-            "neither sumo nor pursuit nor a module.*ModuleNotFoundError: No module named 'no_such_game'",
+            "a built-in game \\(sumo, builds, pursuit\\) nor .*ModuleNotFoundError: No module named .no_such_game",
         ),
-        ("", {}, "neither sumo nor pursuit"),
-        ("..up", {}, "neither sumo nor pursuit"),
-        ("broken_game", {}, "neither sumo.*RuntimeError: in two lines"),
+        ("", {}, "neither a built-in game"),
+        ("..up", {}, "neither a built-in game"),
+        ("broken_game", {}, "neither a built-in game.*RuntimeError: in two lines"),
         ("empty_game", {}, "function parallel_env or env, and that module has neither"),
         ("lone_game", {}, "names are strings"),
         ("toy_games", {"size": 3}, "cannot be made: TypeError: .*size"),
@@ -276,8 +276,12 @@ def test_a_vectorised_game_by_its_name() -> None:
         ("Auction", "scores", r"scores of step must give arrays of .*\(2, 2\).*, not .*\(2,\)"),
         ("Auction", "actions", "scripted_actions must give arrays of"),
         ("not_a_game", None, "a TeamEnv has num_games, teams, .*, and this object has not"),
-        ("nobody", None, "neither sumo nor pursuit nor a module that can be imported: AttributeError"),
-        ("", None, "neither sumo nor pursuit"),
+        (
+            "nobody",
+            None,
+            "neither a built-in game \\(sumo, builds, pursuit\\) nor a module that can be imported: AttributeError",
+        ),
+        ("", None, "neither a built-in game"),
     ],
 )
 def test_a_vectorised_game_is_checked_when_it_is_made(name: str, fault: str | None, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Two games for self-play, each stepped hundreds at once in NumPy: Sumo (symmetric) and Pursuit (two against one).
+"""Three games for self-play, each stepped hundreds at once in NumPy: Sumo, Builds (both symmetric) and Pursuit.
 
 Discs move on a plane under forces that the players choose. Positions, velocities and forces are complex numbers x + iy.
 A rotation by 180 degrees is then a minus sign, a length is `abs`, and the inner product of a and b is the real part of
@@ -12,6 +12,7 @@ of time is the second.
 `parallel_env` makes one game as a PettingZoo environment.
 """
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -233,15 +234,20 @@ class Sumo(DiscGame):
         # The score also tells who left the ring: a disc outside is farther from the centre than one inside.
         return (distance.max(axis=0) > self.ring()) | (self.time >= self.max_steps), -distance
 
+    def lightness(self, games: np.ndarray) -> np.ndarray:
+        """Twice each disc's share of the recoil in these games, (2, games or 1): 1 for equal masses, 0 if immovable."""
+        return np.ones((2, 1))
+
     def collide(self) -> None:
-        """Elastic collisions of equal masses: two discs swap their velocities along the line between their centres."""
+        """Elastic collisions along the line between the centres: discs of equal masses swap their velocities there."""
         gap = np.abs(self.position[1] - self.position[0])
         games = np.flatnonzero(gap < 2 * self.radius)
         normal = unit(self.position[1, games] - self.position[0, games])
         parting_speed = ((self.velocity[1, games] - self.velocity[0, games]) * normal.conj()).real
-        self.velocity[:, games] += self.sides * np.minimum(parting_speed, 0) * normal
+        recoil = self.sides * self.lightness(games)
+        self.velocity[:, games] += recoil * np.minimum(parting_speed, 0) * normal
         # Overlapping discs are moved apart.
-        self.position[:, games] -= self.sides * (self.radius - gap[games] / 2) * normal
+        self.position[:, games] -= recoil * (self.radius - gap[games] / 2) * normal
 
     def ahead(self) -> np.ndarray:
         return self.sides * unit(self.position[1] - self.position[0])
@@ -265,6 +271,68 @@ class Sumo(DiscGame):
 
     def floor(self) -> np.ndarray:
         return coverage(self.ring()[0] - np.abs(PIXELS))
+
+
+class Builds(Sumo):
+    """Sumo in which each disc first picks one of three builds: each is `heft` times as heavy as the next one.
+
+    Build 0 is heavier than 1, 1 than 2, and 2 than 0, so which build is best depends on the opponent's. Both sides pick
+    at once, by the action of the first step, in which they cannot push. From then on both observe both builds.
+    A Box action picks by its direction, one third of the circle for each build; the last branch of a discrete action
+    picks by its number modulo 3.
+    """
+
+    heft = 4.0
+
+    def __init__(self, num_games: int, actions: Literal["box", "discrete", "multidiscrete"] = "box") -> None:
+        super().__init__(num_games, actions)
+        self.teams = tuple(replace(team, behavior="builds", obs_dim=team.obs_dim + 6) for team in self.teams)
+        self.builds = np.full((2, num_games), -1)  # -1: not picked yet
+
+    def start(self, games: np.ndarray) -> None:
+        super().start(games)
+        self.builds[:, games] = -1
+
+    def forces(self, actions: list[np.ndarray]) -> np.ndarray:
+        picks = self.time == 0
+        numbers = np.concatenate(actions, axis=1)[picks]  # (num_picking, 2, action_dim)
+        if self.teams[0].branches:
+            builds = numbers[..., -1].astype(np.int64) % 3
+        else:
+            angles = np.arctan2(numbers[..., 1].astype(np.float64), numbers[..., 0])
+            builds = np.floor(angles / (2 * np.pi / 3) + 0.5).astype(np.int64) % 3
+        self.builds[:, picks] = builds.T
+        return np.where(picks, 0, super().forces(actions))
+
+    def lightness(self, games: np.ndarray) -> np.ndarray:
+        heavier = (self.builds[1, games] - self.builds[0, games]) % 3 == 1  # the first disc
+        lighter = (self.builds[0, games] - self.builds[1, games]) % 3 == 1
+        first = np.where(heavier, 2 / (1 + self.heft), np.where(lighter, 2 * self.heft / (1 + self.heft), 1.0))
+        return np.stack([first, 2 - first])
+
+    def observe(self, games: slice | np.ndarray) -> list[np.ndarray]:
+        shown = (self.builds[:, games, None] == np.arange(3)).astype(np.float32)  # (2, games, 3)
+        both = np.concatenate([shown, shown[::-1]], axis=-1)[:, :, None]  # own build, then the other's
+        return [np.concatenate(parts, axis=-1) for parts in zip(both, super().observe(games), strict=True)]
+
+    def scripted_actions(self, name: str, team: int) -> np.ndarray:
+        """Those of Sumo's players; each picks its build at random."""
+        actions = super().scripted_actions(name, team)
+        if name != "random":
+            builds = self.player_rng.integers(3, size=(self.num_games, 1))
+            picked = np.exp(2j * np.pi / 3 * builds)
+            numbers = np.full(actions.shape, builds[..., None]) if self.teams[team].branches else coordinates([picked])
+            actions = np.where((self.time == 0)[:, None, None], numbers, actions).astype(actions.dtype)
+        return actions
+
+    def render(self) -> np.ndarray:
+        """The picture of Sumo, with one, two or three dots on a disc for its build."""
+        image = super().render().astype(np.float64)
+        for position, build in zip(self.position[:, 0], self.builds[:, 0], strict=True):
+            for dot in range(build + 1):
+                centre = position + 0.55 * self.radius * (0 if build == 0 else np.exp(2j * np.pi * dot / (build + 1)))
+                image += coverage(0.2 * self.radius - np.abs(PIXELS - centre))[..., None] * (255 - image)
+        return image.round().astype(np.uint8)
 
 
 class Pursuit(DiscGame):
@@ -327,7 +395,7 @@ class Pursuit(DiscGame):
         return coverage(1 - np.maximum(np.abs(PIXELS.real), np.abs(PIXELS.imag)))
 
 
-GAMES: dict[str, type[DiscGame]] = {"sumo": Sumo, "pursuit": Pursuit}
+GAMES: dict[str, type[DiscGame]] = {"sumo": Sumo, "builds": Builds, "pursuit": Pursuit}
 
 
 class ParallelGame(ParallelEnv[str, np.ndarray, Any]):

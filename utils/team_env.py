@@ -555,7 +555,7 @@ class PettingZooGames:
 
 # === Making a game ====================================================================================================
 
-BUILT_IN = {"sumo": "utils.games:Sumo", "pursuit": "utils.games:Pursuit"}
+BUILT_IN = {"sumo": "utils.games:Sumo", "builds": "utils.games:Builds", "pursuit": "utils.games:Pursuit"}
 
 
 @contextmanager
@@ -661,7 +661,7 @@ def make_team_env(
 ) -> TeamEnv:
     """Makes `num_games` games by name. The module may lie in the working folder.
 
-    - `sumo`, `pursuit`: the built-in games, which are short names of `utils.games:Sumo` and `utils.games:Pursuit`.
+    - `sumo`, `builds`, `pursuit`: the built-in games, which are short names of `utils.games:Sumo` and so on.
     - `module:Class`: any vectorised game. `Class(num_games, **env_kwargs)` must return a `TeamEnv`, which is checked.
     - `module`: a PettingZoo module with `parallel_env(**env_kwargs)` or `env(**env_kwargs)`; one copy for each game.
 
@@ -671,7 +671,7 @@ def make_team_env(
     """
     kwargs = env_kwargs or {}
     path = BUILT_IN.get(env_id, env_id)
-    with refusal(f"{env_id} is neither sumo nor pursuit nor a module that can be imported"):
+    with refusal(f"{env_id} is neither a built-in game ({', '.join(BUILT_IN)}) nor a module that can be imported"):
         found: Any = load_object(path) if ":" in path else importlib.import_module(path)
     if ":" in path:
         if teams is not None:
