@@ -43,7 +43,7 @@ LIVELY: dict[str, dict[str, Any]] = {
     | {"update_epochs": 2, "total_timesteps": 12_000, "checkpoint_freq": 700, "eval_freq": 4000, "eval_episodes": 2},
     "sac_continuous": {"env_id": "Pendulum-v1", "num_envs": 3, "learning_starts": 60, "batch_size": 32}
     | {"buffer_size": 300, "total_timesteps": 900, "checkpoint_freq": 60, "eval_freq": 400, "eval_episodes": 2}
-    | {"norm_obs": True, "log_freq": 50},
+    | {"norm_obs": True, "log_freq": 50, "updates_per_step": 0.3},
     "ppo_selfplay": {"env_id": "pursuit", "num_games": 8, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
     | {"total_timesteps": 12_000, "save_steps": 1000, "window": 3, "team_change": 2500, "checkpoint_freq": 800}
     | {"eval_freq": 5000, "eval_games": 2, "cross_play_games": 2, "cross_play_snapshots": 2, "swap_steps": 90},
