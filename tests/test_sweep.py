@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -112,8 +113,8 @@ def records(name: str) -> list[dict[str, Any]]:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    """Until it holds; half a minute at most."""
-    deadline = time.monotonic() + 30
+    """Until it holds; a minute at most."""
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -544,19 +545,70 @@ def test_slurm_requeues_at_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> No
     assert Path("requeued").read_text() == "requeue 7_0\n"
 
 
-def test_ray() -> None:
-    """Runs, failures and stops on a cluster of this machine are those of the local launcher."""
-    pytest.importorskip("ray")
+@pytest.fixture
+def ray_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], dict[int, str]]]:
+    """Ids and commands of the processes that live of those that the test and Ray start.
+
+    Ray's files are in a folder of their own, whose path is short because Ray's sockets are there.
+    """
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
+        for name, value in {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+        def commands() -> dict[int, str]:
+            found = {}
+            for process in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):  # it has ended, or is another user's
+                    if f"RAY_TMPDIR={folder}\0".encode() in (process / "environ").read_bytes():
+                        found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+            return found
+
+        yield commands
+        for pid in commands():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not commands())
+
+
+@pytest.mark.slow
+def test_ray(ray_processes: Callable[[], dict[int, str]]) -> None:
+    """A cluster of this machine finishes all runs, has them done the next time, and leaves no process behind."""
+    words = ("--num-seeds", "2", "--launcher", "ray", "--workers", "2", "--", "--total-timesteps", "6")
+    for ending in ("starting: ", ": 2 finished\n2 finished\n"):
+        with begin(*words, stdout=subprocess.PIPE) as process:
+            output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+        assert ending in output
+        wait_for(lambda: not ray_processes())
+    assert runs() == ["Toy-v0__toy_script__1", "Toy-v0__toy_script__2"]
+    assert [steps(name) for name in runs()] == [list(range(1, 7))] * 2
+    assert [len(records(name)) for name in runs()] == [2, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_ray_that_is_stopped(signum: signal.Signals, ray_processes: Callable[[], dict[int, str]], run: Sweep) -> None:
+    """Failures and stops are those of the local launcher, a stopped sweep leaves no process behind, and the next one
+    goes on, also after a kill.
+    """
     Path("broken").touch()
-    extra = ("--", "--breaks", str(Path("broken").resolve()), "--total-timesteps", "40")
-    with begin("--num-seeds", "2", "--launcher", "ray", "--workers", "2", *extra, stdout=subprocess.PIPE) as process:
+    words = ["--num-seeds", "2", "--workers", "2", "--", "--breaks", str(Path("broken").resolve())]
+    words += ["--total-timesteps", "40"]
+    with begin("--launcher", "ray", *words, stdout=subprocess.PIPE) as process:
         wait_for(lambda: steps("Toy-v0__toy_script__1") and len(records("Toy-v0__toy_script__2")) == 2)
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=20)
-    assert process.returncode == 143
-    assert "    ValueError: the task broke\n" in output
-    assert "1 stopped, 1 failed\n" in output
-    assert [records(f"Toy-v0__toy_script__{seed}")[-1]["exit"] for seed in (1, 2)] == [143, 1]
+        process.send_signal(signum)
+        output, _ = process.communicate(timeout=60)
+    if signum == signal.SIGTERM:
+        assert process.returncode == 143
+        assert "    ValueError: the task broke\n" in output
+        assert "1 stopped, 1 failed\n" in output
+        assert [records(f"Toy-v0__toy_script__{seed}")[-1]["exit"] for seed in (1, 2)] == [143, 1]
+        wait_for(lambda: not ray_processes())
+    Path("broken").unlink()
+    assert run(*words).status == 0
+    assert [sorted(set(steps(f"Toy-v0__toy_script__{seed}"))) for seed in (1, 2)] == [list(range(1, 41))] * 2
+    assert not Path("sweep/TWICE").exists()
 
 
 def test_ray_asks_for_a_gpu_only_if_runs_use_one(monkeypatch: pytest.MonkeyPatch) -> None:
