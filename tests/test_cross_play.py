@@ -16,6 +16,8 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
+from matplotlib.image import AxesImage
+from matplotlib.transforms import BboxBase
 from matplotlib.typing import ColorType
 from torch import Tensor, nn
 
@@ -513,6 +515,12 @@ def luminance(color: ColorType) -> float:
     return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2]
 
 
+def cell_color(image: AxesImage, percent: float) -> tuple[float, float, float]:
+    """Red, green and blue of a score."""
+    red, green, blue, _ = image.to_rgba(np.array(percent)).tolist()
+    return red, green, blue
+
+
 def test_numbers_of_the_heat_map_can_be_read() -> None:
     """Each number has a contrast of 4.5 to 1 with its cell, which WCAG 2 demands, at every score."""
     means = np.full((11, 11), NAN)
@@ -521,19 +529,19 @@ def test_numbers_of_the_heat_map_can_be_read() -> None:
     assert len(axes.texts) == 19
     for text in axes.texts:
         column, row = text.get_position()
-        cell = axes.images[0].to_rgba(100 * means[round(row), round(column)])
-        low, high = sorted((luminance(text.get_color()), luminance(cell[:3])))
+        cell = cell_color(axes.images[0], 100 * means[round(row), round(column)])
+        low, high = sorted((luminance(text.get_color()), luminance(cell)))
         assert (high + 0.05) / (low + 0.05) >= 4.5, text.get_text()
 
 
 def test_colours_of_the_heat_map_are_balanced() -> None:
     """An even score is almost white, and equal distances from it are about equally dark, in the two colours."""
     image = SYMMETRIC.heat_map().axes[0].images[0]
-    shades = [luminance(image.to_rgba(score)[:3]) for score in (50, 0, 100, 25, 75)]
+    shades = [luminance(cell_color(image, score)) for score in (50, 0, 100, 25, 75)]
     assert shades[0] > 0.9
     assert shades[1] == pytest.approx(shades[2], abs=0.05)
     assert shades[3] == pytest.approx(shades[4], abs=0.15)
-    red, blue = image.to_rgba(10), image.to_rgba(90)
+    red, blue = cell_color(image, 10), cell_color(image, 90)
     assert red[0] > red[2]  # blue and red differ for colour-blind readers, too; green and red do not
     assert blue[2] > blue[0]
 
@@ -564,7 +572,7 @@ def test_nothing_overlaps_on_the_heat_map(num_players: int, name: str) -> None:
     }
     for kind, extents in boxes.items():
         assert sum(one.overlaps(other) for one, other in pairwise(extents)) == 0, kind
-    everything = [*boxes["rows"], *boxes["columns"], axes.xaxis.label.get_window_extent()]
+    everything: list[BboxBase | None] = [*boxes["rows"], *boxes["columns"], axes.xaxis.label.get_window_extent()]
     everything += [axes.yaxis.label.get_window_extent(), axes.title.get_window_extent(), bar.get_tightbbox()]
     for box in everything:
         assert box is not None

@@ -239,7 +239,7 @@ class CrossPlay:
         image = axes.imshow(means, cmap="RdBu", vmin=0.0, vmax=100.0)
         axes.set_facecolor("0.85")
         for i, j in np.argwhere(~np.isnan(means)):
-            color = text_color(image.to_rgba(means[i, j]))
+            color = text_color(np.array(image.to_rgba(means[i, j])))
             axes.text(j, i, f"{means[i, j]:.0f}", ha="center", va="center", fontsize=9, color=color)
         axes.set_xticks(range(n), columns, rotation=90)
         axes.set_yticks(range(n), rows)
@@ -256,9 +256,9 @@ def shortened(label: str) -> str:
     return label if len(label) <= 32 else f"{label[:15]}\N{HORIZONTAL ELLIPSIS}{label[-16:]}"
 
 
-def text_color(background: Sequence[float]) -> str:
+def text_color(background: np.ndarray) -> str:
     """Black or white, whichever has the greater contrast with an RGB colour by the formula of WCAG 2."""
-    channels = np.array(background[:3])
+    channels = background[:3]
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     luminance = float(linear @ (0.2126, 0.7152, 0.0722))
     return "black" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "white"
