@@ -517,7 +517,7 @@ def luminance(color: ColorType) -> float:
 
 def cell_color(image: AxesImage, percent: float) -> tuple[float, float, float]:
     """Red, green and blue of a score."""
-    red, green, blue, _ = image.to_rgba(np.array(percent)).tolist()
+    red, green, blue, _ = np.array(image.to_rgba(np.array(percent))).tolist()
     return red, green, blue
 
 
