@@ -112,8 +112,8 @@ def make_case(script: str, args: Args, what: str = "script") -> Case:
         warmup, steps = unit, 8 * unit
         flags += ["--num-steps", str(args.num_steps), "--target-kl", "None"]
     elif script == "sac_continuous.py":
-        warmup, steps = 1_000, 1_500
-        flags += ["--learning-starts", "500"]
+        warmup, steps = 200 if args.steps else 1_000, 1_500
+        flags += ["--learning-starts", str(warmup // 2)]
     elif script == "ppo_selfplay.py":
         unit = 16_384
         warmup, steps = unit if args.steps else 16 * unit, 32 * unit

@@ -27,6 +27,7 @@ Ctrl-C or SIGTERM.
 
 import fcntl
 import json
+import logging
 import os
 import platform
 import re
@@ -525,14 +526,14 @@ def connect_ray(jobs: Sequence[Job], args: Args) -> Start:
     import ray
 
     try:
-        ray.init(log_to_driver=False, logging_level="ERROR")
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         fail(f"--launcher ray takes a RAY_ADDRESS that answers, or none: {str(error).splitlines()[0]}")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and "CPU" in node["Resources"]]
     cores = min(sum(node["CPU"] for node in nodes) // (args.workers or 1), *(node["CPU"] for node in nodes))
     has_gpus = "--no-cuda" not in jobs[0].extra and any("GPU" in node for node in nodes)
     gpus = 1 / args.workers_per_gpu if has_gpus else 0
-    task = ray.remote(num_cpus=max(1, int(cores)), num_gpus=gpus, max_retries=0)(run_job)
+    task: Any = ray.remote(num_cpus=max(1, int(cores)), num_gpus=gpus, max_retries=0)(run_job)
 
     def start(worker: int, job: Job) -> Process:
         reference = task.remote(job, args.time_limit)

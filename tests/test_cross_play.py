@@ -7,12 +7,18 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.image import AxesImage
+from matplotlib.transforms import BboxBase
+from matplotlib.typing import ColorType
 from torch import Tensor, nn
 
 from utils import cross_play as module
@@ -495,9 +501,84 @@ def test_heat_map(table: CrossPlay) -> None:
     cells = {text.get_position(): text.get_text() for text in axes.texts}
     assert cells == {(j, i): f"{100 * means[i, j]:.0f}" for i, j in np.argwhere(~np.isnan(means)).tolist()}
     assert isinstance(shown, np.ma.MaskedArray)
-    np.testing.assert_array_equal(shown.filled(NAN), means)
+    np.testing.assert_array_equal(shown.filled(NAN), 100 * means)
     assert [label.get_text() for label in axes.get_xticklabels()] == table.labels
     assert axes.get_yticklabels()[0].get_text() == f"{table.labels[0]}  (1000)"
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=40)
     assert file.getvalue().startswith(b"\x89PNG")
+
+
+def luminance(color: ColorType) -> float:
+    """Relative luminance, as WCAG 2 defines it."""
+    channels = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
+    return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2]
+
+
+def cell_color(image: AxesImage, percent: float) -> tuple[float, float, float]:
+    """Red, green and blue of a score."""
+    red, green, blue, _ = np.array(image.to_rgba(np.array(percent))).tolist()
+    return red, green, blue
+
+
+def test_numbers_of_the_heat_map_can_be_read() -> None:
+    """Each number has a contrast of 4.5 to 1 with its cell, which WCAG 2 demands, at every score."""
+    means = np.full((11, 11), NAN)
+    means[0, 1:], means[1, 2:] = np.linspace(0, 1, 10), np.linspace(0.03, 0.97, 9)
+    axes = make_table(means.tolist(), [policy(i) for i in range(11)]).heat_map().axes[0]
+    assert len(axes.texts) == 19
+    for text in axes.texts:
+        column, row = text.get_position()
+        cell = cell_color(axes.images[0], 100 * means[round(row), round(column)])
+        low, high = sorted((luminance(text.get_color()), luminance(cell)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, text.get_text()
+
+
+def test_colours_of_the_heat_map_are_balanced() -> None:
+    """An even score is almost white, and equal distances from it are about equally dark, in the two colours."""
+    image = SYMMETRIC.heat_map().axes[0].images[0]
+    shades = [luminance(cell_color(image, score)) for score in (50, 0, 100, 25, 75)]
+    assert shades[0] > 0.9
+    assert shades[1] == pytest.approx(shades[2], abs=0.05)
+    assert shades[3] == pytest.approx(shades[4], abs=0.15)
+    red, blue = cell_color(image, 10), cell_color(image, 90)
+    assert red[0] > red[2]  # blue and red differ for colour-blind readers, too; green and red do not
+    assert blue[2] > blue[0]
+
+
+def test_axes_of_the_heat_map_are_named() -> None:
+    """Who is row, who is column, and what the colours mean."""
+    axes, bar = SYMMETRIC.heat_map().axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("column player", "row player  (rating)")
+    assert "row player against" in bar.get_ylabel()
+    assert "percent" in bar.get_ylabel()
+
+
+@pytest.mark.parametrize(
+    ("num_players", "name"),
+    [(2, "{}"), (13, "step {},000,000"), (3, "{} is the name of a player that goes on and on and on"), (26, "step {}")],
+)
+def test_nothing_overlaps_on_the_heat_map(num_players: int, name: str) -> None:
+    """Neither names of neighbours nor numbers, and all of it is inside of the picture."""
+    players = [Player(name.format(i + 1), "disc") for i in range(num_players)]
+    figure = make_table(np.full((num_players, num_players), 0.995).tolist(), players).heat_map()
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    axes, bar = figure.axes
+    boxes = {
+        "rows": [label.get_window_extent() for label in axes.get_yticklabels()],
+        "columns": [label.get_window_extent() for label in axes.get_xticklabels()],
+        "numbers": [text.get_window_extent() for text in axes.texts],
+    }
+    for kind, extents in boxes.items():
+        assert sum(one.overlaps(other) for one, other in pairwise(extents)) == 0, kind
+    everything: list[BboxBase | None] = [*boxes["rows"], *boxes["columns"], axes.xaxis.label.get_window_extent()]
+    everything += [axes.yaxis.label.get_window_extent(), axes.title.get_window_extent(), bar.get_tightbbox()]
+    for box in everything:
+        assert box is not None
+        assert box.x0 >= 0
+        assert box.y0 >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+    assert max(len(label.get_text()) for label in axes.get_xticklabels()) <= 32
+    assert len({label.get_text() for label in axes.get_xticklabels()}) == num_players

@@ -124,16 +124,21 @@ def test_all_scripts_are_measured(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo_continuous.py", "sac_continuous.py"])
 def test_libraries_are_measured_beside(name: str, tmp_path: Path) -> None:
-    """At the script's hyper-parameters, in the same rounds."""
-    libraries = [library for library, (module, _) in speed.LIBRARIES.items() if find_spec(module)]
-    if not libraries:
-        pytest.skip("neither Stable-Baselines3 nor SBX is installed")
-    words = ["--script", name, "--env-id", "Pendulum-v1", "--rounds", "1", "--steps", "500", "--against", *libraries]
+    """Stable-Baselines3, and SBX where it is installed: in the same rounds, with ratios that follow from the times."""
+    libraries = ["sb3", *(["sbx"] if find_spec("sbx") else [])]
+    words = ["--script", name, "--env-id", "Pendulum-v1", "--rounds", "1", "--num-steps", "128", "--steps", "100"]
+    words += ["--against", *libraries, "--output", str(tmp_path / "x")]
     result = subprocess.run([sys.executable, "-m", "benchmark.speed", *words], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert re.findall(r"^\| (\w+)[\w-]*, .*? \| [\d,]+ \(", result.stdout, re.MULTILINE) == [
-        speed.KINDS[library].partition(",")[0].partition("-")[0] for library in libraries
-    ]
+    rows = list(csv.DictReader((tmp_path / "x.csv").open()))
+    seconds = {row["measured"]: float(row["seconds"]) for row in rows if row["quantity"] == "wall"}
+    assert {"script", *libraries} <= seconds.keys()
+    assert min(seconds.values()) > 0
+    shown = re.findall(r"^\| (\w+)[\w-]*, .*? \| ([\d,]+) \(.*? \| ([\d.]+) \(", result.stdout, re.MULTILINE)
+    assert [row[0] for row in shown] == [re.split("[,-]", speed.KINDS[library])[0] for library in libraries]
+    for library, (_, steps, ratio) in zip(libraries, shown, strict=True):
+        assert float(steps.replace(",", "")) == pytest.approx(1 / seconds[library], abs=0.51)
+        assert float(ratio) == pytest.approx(seconds[library] / seconds["script"], abs=0.0051)
 
 
 def test_libraries_get_the_hyper_parameters_of_the_script() -> None:
@@ -251,9 +256,9 @@ def test_bad_input(overrides: dict[str, Any], message: str, capsys: pytest.Captu
     assert error.count("\n") == 1
 
 
-@pytest.mark.skipif(find_spec("stable_baselines3") is not None, reason="the library is installed")
-def test_a_library_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_library_that_is_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence that says what to install."""
+    monkeypatch.setattr(speed, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="2"):
         speed.main(speed.Args(script=["ppo_continuous.py"], against=("sb3",)))
     assert "--against sb3 needs the package stable-baselines3: pip install stable-baselines3" in capsys.readouterr().err

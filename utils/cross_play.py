@@ -222,21 +222,46 @@ class CrossPlay:
                 writer.writerow([label, *(f"{x[i]:.1f}" for x in (self.ratings, self.low, self.high)), *means])
 
     def heat_map(self) -> "Figure":
-        """The table as a figure."""
+        """The table as a figure that grows with the number of players and with the length of their names.
+
+        Its colours run from red over white at a score of 50 percent to blue, which colour-blind readers can tell apart.
+        Pairs that did not meet are grey.
+        """
         from matplotlib.figure import Figure
 
-        means, labels, n = self.scores.mean(axis=2), self.labels, len(self.players)
-        figure = Figure(figsize=(3.5 + 0.45 * n, 2.0 + 0.4 * n), layout="constrained")
+        means, n = 100.0 * self.scores.mean(axis=2), len(self.players)
+        columns = [shortened(label) for label in self.labels]
+        rows = [f"{label}  ({rating:.0f})" for label, rating in zip(columns, self.ratings, strict=True)]
+        names = 0.09 * max(map(len, columns))  # inches that the longest one takes
+        side = max(0.42 * n, 2.0)
+        figure = Figure(figsize=(side + names + 2.4, side + names + 1.4), layout="constrained")
         axes = figure.subplots()
-        image = axes.imshow(means, cmap="RdYlGn", vmin=0.0, vmax=1.0)
+        image = axes.imshow(means, cmap="RdBu", vmin=0.0, vmax=100.0)
+        axes.set_facecolor("0.85")
         for i, j in np.argwhere(~np.isnan(means)):
-            axes.text(j, i, f"{100 * means[i, j]:.0f}", ha="center", va="center", fontsize=7)
-        axes.set_xticks(range(n), labels, rotation=90)
-        rated = [f"{label}  ({rating:.0f})" for label, rating in zip(labels, self.ratings, strict=True)]
-        axes.set_yticks(range(n), rated)
-        axes.set_title("score of row against column in percent (rating)")
-        figure.colorbar(image, shrink=0.8)
+            color = text_color(np.array(image.to_rgba(means[i, j])))
+            axes.text(j, i, f"{means[i, j]:.0f}", ha="center", va="center", fontsize=9, color=color)
+        axes.set_xticks(range(n), columns, rotation=90)
+        axes.set_yticks(range(n), rows)
+        axes.set_xlabel("column player")
+        axes.set_ylabel("row player  (rating)")
+        axes.set_title("Cross-play")
+        bar = figure.colorbar(image, shrink=0.8, ticks=[0, 25, 50, 75, 100])
+        bar.set_label("score of the row player against\nthe column player, percent")
         return figure
+
+
+def shortened(label: str) -> str:
+    """A label of at most 32 characters; the middle of a longer one is left out."""
+    return label if len(label) <= 32 else f"{label[:15]}\N{HORIZONTAL ELLIPSIS}{label[-16:]}"
+
+
+def text_color(background: np.ndarray) -> str:
+    """Black or white, whichever has the greater contrast with an RGB colour by the formula of WCAG 2."""
+    channels = background[:3]
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    luminance = float(linear @ (0.2126, 0.7152, 0.0722))
+    return "black" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "white"
 
 
 def cross_play(
