@@ -873,7 +873,7 @@ def describe(metrics: Mapping[str, float]) -> str:
     if "eval/return_mean" in metrics:
         mean, std, length = (metrics[f"eval/{name}"] for name in ("return_mean", "return_std", "length_mean"))
         return f"evaluation: return {mean:.2f} +/- {std:.2f}, length {length:.1f}"
-    return f"scores: {describe_status(metrics)}"
+    return f"scores: {describe_status(metrics)} (means from 0 to 1: a win is 1, a draw 0.5)"
 
 
 def describe_status(metrics: Mapping[str, float]) -> str:
