@@ -215,11 +215,13 @@ def scores_line(text: str) -> str:
     return line
 
 
-def test_each_number_says_what_it_is(train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_number_says_what_it_is(
+    selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whose score, against whom, and its range; the table's ratings are not those of the training."""
-    folder = train_selfplay(ppo_selfplay, cross_play_games=2)
+    folder = train_selfplay(selfplay, cross_play_games=2)
     trained = capsys.readouterr().out
-    for text in (trained, run_evaluation(ppo_selfplay, capsys, folder)):
+    for text in (trained, run_evaluation(selfplay, capsys, folder)):
         number = r"[01]\.\d\d"
         against = ", ".join(f"sumo against {name} {number}" for name in ("random", "charge", "centre"))
         line = scores_line(text).removeprefix("scores: ")
