@@ -273,7 +273,7 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int, obs_dim: int, action_dim: int, device: torch.device) -> None:
         self.widths = [obs_dim, action_dim, 1, obs_dim, 1]
-        self.data = torch.zeros((capacity, sum(self.widths)), device=device)
+        self.data = torch.empty((capacity, sum(self.widths)), device=device)
         self.total = 0  # transitions stored so far: transition i is in row i % capacity
         self.columns = {"rows": self.data}  # what checkpoints hold
 

@@ -373,8 +373,8 @@ class ReplayBuffer:
     def __init__(self, capacity: int, team: Team, device: torch.device) -> None:
         num_masks = sum(team.branches)
         self.widths = [team.obs_dim, num_masks, team.action_dim, 1, team.obs_dim, num_masks, 1]
-        self.data = torch.zeros((capacity, sum(self.widths)), device=device)
-        self.opponents = torch.zeros(capacity, dtype=torch.int64, device=device)  # learner step of the oldest opponent
+        self.data = torch.empty((capacity, sum(self.widths)), device=device)
+        self.opponents = torch.empty(capacity, dtype=torch.int64, device=device)  # learner step of the oldest opponent
         self.total = 0  # transitions stored so far: transition i is in row i % capacity
         self.columns = {"rows": self.data, "opponents": self.opponents}  # what checkpoints hold
         self.window = {"left_out": 0, "refreshed_at": 0}  # of the call of `leave_out`, for checkpoints

@@ -215,6 +215,25 @@ def scores_line(text: str) -> str:
     return line
 
 
+def test_each_number_says_what_it_is(
+    selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whose score, against whom, and its range; the table's ratings are not those of the training."""
+    folder = train_selfplay(selfplay, cross_play_games=2)
+    trained = capsys.readouterr().out
+    for text in (trained, run_evaluation(selfplay, capsys, folder)):
+        number = r"[01]\.\d\d"
+        against = ", ".join(f"sumo against {name} {number}" for name in ("random", "charge", "centre"))
+        line = scores_line(text).removeprefix("scores: ")
+        found = re.match(rf"(?:training rating sumo \d+, )?{against}(.*)", line)
+        assert found, line
+        assert found[1] == " (means from 0 to 1: a win is 1, a draw 0.5)"
+        table = "cross-play: score of row against column in percent; ratings of this table, whose mean is 1200; the "
+        assert f"\n{table}training ratings are others\n" in text
+        means = rf"{number} on average against older ones, {number} in the worst case"
+        assert re.search(rf"^sumo: the last snapshot scores {means} \(from 0 to 1: a win is 1, a", text, re.MULTILINE)
+
+
 @pytest.mark.slow
 def test_evaluation_prints_what_the_training_printed(
     selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
@@ -254,10 +273,9 @@ def test_against(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.Cap
     for first, second in ((one, "random"), (one, "charge"), (one, str(other)), (other, str(one)), (one, str(one))):
         line = run_evaluation(selfplay, capsys, first, against=second, eval_games=40)
         number = r"(\d\.\d{3})"
-        found = re.fullmatch(
-            rf"sumo of (.*) against sumo of (.*): score {number}, 95% interval \[{number}, {number}\], from 20 seeds\n",
-            line,
-        )
+        whom = r"(?:the scripted sumo player (?=random|charge)|sumo of (?=/|runs))(.*)"
+        score = rf"score {number}, 95% interval \[{number}, {number}\], from 20 seeds\n"
+        found = re.fullmatch(rf"sumo of (.*) against {whom}: {score}", line)
         assert found
         assert found.groups()[:2] == (str(first), second)
         mean, low, high = map(float, found.groups()[2:])

@@ -4,6 +4,8 @@ import io
 import json
 import math
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -57,6 +59,28 @@ def test_sizes_beyond_any_machine(script: ModuleType, name: str, capsys: pytest.
     flag = f"--{name.replace('_', '-')}"
     args = script.parse_args(script.Args, [flag, "10000000000"])
     assert refusal(capsys, prepare, args, script.LIMITS).startswith(f"{flag} takes a number from ")
+
+
+@pytest.mark.parametrize(
+    ("script", "task", "size"),
+    [(sac_continuous, "Pendulum-v1", 80_000_000), (sac_selfplay, "sumo", 20_000_000), (sac_selfplay, "pursuit", 2e7)],
+)
+def test_a_replay_buffer_beyond_the_memory(
+    script: ModuleType,
+    task: str,
+    size: float,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A machine of 1 GiB: refused before any of it is used, and before there is a run folder."""
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**18}
+    monkeypatch.setattr(utils.run.os, "sysconf", pages.__getitem__)
+    words = ["--env-id", task, "--buffer-size", f"{size:.0f}", "--no-compile", "--no-cuda"]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sentence = refusal(capsys, lambda: script.main(script.parse_args(script.Args, words)))
+    assert re.fullmatch(r"--buffer-size takes what fits into memory: \d+ GiB are asked for, of 1 GiB", sentence)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # kibibytes
+    assert list(Path().iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [MemoryError("43 TiB"), RuntimeError("can't allocate memory: 8 bytes")])
@@ -178,6 +202,9 @@ def test_a_fault_of_the_task_in_an_evaluation(capsys: pytest.CaptureFixture[str]
     ("package", "module", "what"),
     [
         ("pettingzoo", "utils.team_env", "self-play"),
+        ("gymnasium", "utils.team_env", "self-play"),
+        ("tyro", "utils.run", "training"),
+        ("tensorboard", "utils.run", "training"),
         ("rich", "benchmark.sweep", "benchmark.sweep"),
         ("matplotlib", "benchmark.figures", "benchmark.report"),
     ],
@@ -242,6 +269,27 @@ def test_sizes_of_spaces(script: ModuleType, kwargs: dict[str, Any], capsys: pyt
     assert refusal(capsys, script.make_envs, args, 1).startswith("--env-id takes a task whose ")
 
 
+def test_large_observations_are_refused_before_batches_of_them_are_made(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Gymnasium takes a minute for those of a large picture. The first environment is enough to see the size."""
+    made: list[int] = []
+    init = Odd.__init__
+
+    def spy(env: Odd, size: int) -> None:
+        made.append(size)
+        init(env, size=size)
+
+    monkeypatch.setattr(Odd, "__init__", spy)
+    for vectorization in ("sync", "async"):
+        made.clear()
+        args = script.Args(env_id="OddInput-v0", env_kwargs='{"size": 1000001}', vectorization=vectorization)
+        sentence = refusal(capsys, script.make_envs, args, 3)
+        takes = "--env-id takes a task whose observations are 1 to 1,000,000 numbers, and those of OddInput-v0 are Box"
+        assert sentence.startswith(takes)
+        assert made == [1_000_001]
+
+
 def test_rewards_of_games_in_arrays() -> None:
     """One number in an array is a number; two are none."""
     assert read_reward("a", {"a": np.array([2.5])}) == 2.5
@@ -278,3 +326,23 @@ def test_names_that_wandb_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     sentence = refusal(capsys, start_tracking, Path.cwd(), args)
     assert sentence.startswith("--track cannot begin the W&B run ")
     assert "Invalid project name" in sentence
+
+
+def test_a_refused_name_leaves_no_run_folder(
+    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new run has nothing to keep; that of --resume stays as it is."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    words = ["--env-id", "Pendulum-v1", "--track", "--wandb-project-name", "a/b", "--no-compile", "--no-anneal-lr"]
+
+    def call(*more: str) -> None:
+        ppo_continuous.main(ppo_continuous.parse_args(ppo_continuous.Args, [*words, *more]))
+
+    assert refusal(capsys, call).startswith("--track cannot begin the W&B run ")
+    assert not Path("runs").exists()
+    folder = train(ppo_continuous, total_timesteps=64, anneal_lr=False)
+    files = {path.name for path in folder.iterdir()}
+    refusal(capsys, call, "--resume", str(folder), "--total-timesteps", "128")
+    assert {path.name for path in folder.iterdir()} >= files
+    refusal(capsys, call)
+    assert only_run().samefile(folder)

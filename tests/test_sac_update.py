@@ -93,7 +93,7 @@ class Reference:
     def single_critic(twin: Any, i: int) -> nn.Sequential:
         """One of the batched critics as an ordinary network."""
         linears = [nn.Linear(3, 256).double(), nn.Linear(256, 256).double(), nn.Linear(256, 1).double()]
-        twins = [layer for layer in twin.net if isinstance(layer, TwinLinear)]
+        twins = [layer for layer in twin.net if not isinstance(layer, nn.ReLU)]
         for layer, twin_layer in zip(linears, twins, strict=True):
             layer.weight.data, layer.bias.data = twin_layer.weight.data[i].T.clone(), twin_layer.bias.data[i, 0].clone()
         return nn.Sequential(linears[0], nn.ReLU(), linears[1], nn.ReLU(), linears[2])

@@ -325,7 +325,9 @@ def test_next_command_runs_as_printed(
     (words,) = re.findall(rf"^ *python \S*{selfplay.__name__}\.py (.*)$", capsys.readouterr().out, re.MULTILINE)
     selfplay.main(parse_args(selfplay.Args, words.split()))
     number = r"[01]\.\d{3}"
-    line = rf"sumo of {folder.relative_to(folder.parent.parent)} against sumo of centre: score {number}, "
+    line = (
+        rf"sumo of {folder.relative_to(folder.parent.parent)} against the scripted sumo player centre: score {number}, "
+    )
     assert re.match(line + rf"95% interval \[{number}, {number}\], from \d+ seeds\n", capsys.readouterr().out)
     (video,) = (folder / "videos").glob("*.mp4")
     assert iio.imread(video).std() > 1
@@ -659,7 +661,16 @@ def test_updates_per_step(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
 
 
 def test_old_opponents_are_left_out_of_the_minibatches(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--replay-opponents window: no sample is of an opponent older than the pool's oldest at the last snapshot."""
+    """--replay-opponents window: no sample is of an opponent older than the pool's oldest at the last snapshot.
+
+    Each rule is the step of the pool's oldest snapshot and the number of transitions in the buffer. Sumo: snapshot k is
+    of learner step 128 k, when the buffer has 128 k transitions and the pool of two begins with snapshot k - 1.
+
+    Pursuit: the one cycle gives the pursuers a third of 512 game steps. Their turn ends at 176, the first multiple of 8
+    games from 171 on. Two pursuers make two learner steps a game step: snapshots at 128, 256, and 352 at the turn's
+    end. Until then the evader's pool has its first policy, of step 0. At the end the rule is for the evader, whose
+    buffer is empty, and whose opponents are the pursuers of step 352. Its own 336 steps have snapshots at 128 and 256.
+    """
     rules: list[tuple[int, int]] = []
     leave_out = sac_selfplay.ReplayBuffer.leave_out
 
@@ -674,7 +685,6 @@ def test_old_opponents_are_left_out_of_the_minibatches(train_selfplay: Train, mo
     assert rules == [(0, 128), (128, 256), (256, 384), (384, 512)]
     rules.clear()
     train_selfplay(sac_selfplay, env_id="pursuit", replay_opponents="window", window=1, team_change=256)
-    # Pursuers up to game step 176, then the evader: of each learner's own buffer, by the age of the other role's pool.
     assert rules == [(0, 128), (0, 256), (352, 0), (352, 128), (352, 256)]
 
 

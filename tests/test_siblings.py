@@ -1,6 +1,8 @@
 """The scripts are siblings: the same sections in the same order, shared code the same to the letter, and small diffs.
 
-The limits leave about 5% of room above what was measured when they were set. DESIGN.md's numbers are the aim.
+The limits leave about 3% of room above what was measured when they were set. The aims of the design are 550 lines for a
+script of one agent without its stand-in, 750 lines for one of self-play, 110 lines for `main`, 60 lines for the body of
+its loop, 450 changed lines between the two scripts of one agent, and 500 changed lines in each other pair.
 """
 
 import ast
@@ -16,12 +18,12 @@ SCRIPTS = ["ppo_continuous", "sac_continuous", "ppo_selfplay", "sac_selfplay"]
 SECTIONS = ["Arguments", "Environments", "Networks", "", "Losses and update", "Evaluation", "Main"]
 OWN = {"ppo": "Generalised advantage estimation", "sac": "Replay buffer"}
 STAND_IN = "Stand-in for utils/run.py, where this file was copied alone"
-# Lines of the file, of `main`, and of the body of the loop. Aims: 550 or 750, 110, 60.
+# Lines of the file, of `main`, and of the body of the loop.
 MAX_LINES = {
-    "ppo_continuous": (800, 90, 55),
-    "sac_continuous": (770, 96, 55),
-    "ppo_selfplay": (795, 119, 66),
-    "sac_selfplay": (915, 135, 72),
+    "ppo_continuous": (725, 75, 37),
+    "sac_continuous": (682, 78, 38),
+    "ppo_selfplay": (727, 110, 59),
+    "sac_selfplay": (821, 121, 65),
 }
 # Functions and classes of one name that differ between siblings: what a comparison of the two is to show.
 MAY_DIFFER = {
@@ -35,11 +37,11 @@ MAY_DIFFER = {
     | {"compute_td_target", "compute_qf_loss", "compute_actor_loss", "compute_alpha_loss", "compute_qf_gradient"}
     | {"compute_actor_gradient", "update", "evaluate", "main"},
 }
-MAX_CHANGED_LINES = {  # of `diff A B | grep -c '^[<>]'`; aims: 450 for the first pair, 500 for the others
-    ("ppo_continuous", "sac_continuous"): 690,
-    ("ppo_selfplay", "sac_selfplay"): 710,
-    ("ppo_continuous", "ppo_selfplay"): 790,
-    ("sac_continuous", "sac_selfplay"): 850,
+MAX_CHANGED_LINES = {  # of `diff A B | grep -c '^[<>]'`
+    ("ppo_continuous", "sac_continuous"): 637,
+    ("ppo_selfplay", "sac_selfplay"): 680,
+    ("ppo_continuous", "ppo_selfplay"): 747,
+    ("sac_continuous", "sac_selfplay"): 793,
 }
 
 
@@ -91,7 +93,7 @@ def test_shared_code_is_the_same_to_the_letter(pair: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("pair", list(MAX_CHANGED_LINES), ids=" ".join)
 def test_diffs_stay_small(pair: tuple[str, str]) -> None:
-    """By the measure of DESIGN.md."""
+    """Lines that only one of the two has."""
     words = ["diff", *(str(ROOT / f"{script}.py") for script in pair)]
     result = subprocess.run(words, capture_output=True, text=True, check=False)
     assert len(re.findall(r"^[<>]", result.stdout, re.MULTILINE)) <= MAX_CHANGED_LINES[pair]

@@ -205,10 +205,11 @@ class CrossPlay:
 
     def report(self, folder: Path) -> None:
         """Prints the table and the progress of each behaviour. Writes the table to a folder as CSV and heat map."""
-        print(f"cross-play: score of row against column in percent\n{self.text()}")
+        ratings = "ratings of this table, whose mean is 1200; the training ratings are others"
+        print(f"cross-play: score of row against column in percent; {ratings}\n{self.text()}")
         for behavior, (mean, worst) in self.progress().items():
             against = f"{mean:.2f} on average against older ones, {worst:.2f} in the worst case"
-            print(f"{behavior}: the last snapshot scores {against}")
+            print(f"{behavior}: the last snapshot scores {against} (from 0 to 1: a win is 1, a draw 0.5)")
         self.write_csv(folder / "cross_play.csv")
         self.heat_map().savefig(folder / "cross_play.png", dpi=120)
 

@@ -121,8 +121,12 @@ def evaluate_run(args: Any, make_env: MakeGames, load_run: Callable[[Path, str],
     results = play_pairs(make_games, agents, players, pairs, args.eval_games, args.seed, args.deterministic)
     for (i, j), scores in zip(pairs, results, strict=True):
         mean, low, high = score_interval(scores)
-        who = f"{players[i].behavior} of {args.evaluate} against {players[j].behavior} of {args.against}"
-        print(f"{who}: score {mean:.3f}, 95% interval [{low:.3f}, {high:.3f}], from {len(scores)} seeds")
+        own, other = f"{players[i].behavior} of {args.evaluate}", f"{players[j].behavior} of {args.against}"
+        if players[j].weights is None:
+            other = f"the scripted {players[j].behavior} player {args.against}"
+        print(
+            f"{own} against {other}: score {mean:.3f}, 95% interval [{low:.3f}, {high:.3f}], from {len(scores)} seeds"
+        )
         if args.capture_video:
             record_video(env, agents, players[i], players[j], args.seed, args.deterministic, args.evaluate)
     env.close()

@@ -39,16 +39,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, TextIO, TypeVar, get_type_hints
 
-import gymnasium as gym
-import numpy as np
-import torch
-import typeguard
-import tyro
-from torch import Tensor, nn
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
+from utils.errors import MAX_OBS_DIM, TaskError, missing_package
 
-from utils.errors import MAX_OBS_DIM, TaskError
+try:
+    import gymnasium as gym
+    import numpy as np
+    import torch
+    import typeguard
+    import tyro
+    from torch import Tensor, nn
+    from torch.utils.tensorboard import SummaryWriter
+    from tqdm import tqdm
+except ModuleNotFoundError as error:
+    raise missing_package("training", error) from error
 
 ArgsT = TypeVar("ArgsT")
 CHECKPOINT_FORMAT = 4  # increases when older checkpoints can no longer be read
@@ -281,6 +284,9 @@ class TaskEnv(gym.Wrapper):
             warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
             is_first = lambda episode: episode == 0  # noqa: E731
             env = gym.wrappers.RecordVideo(env, str(video.parent), is_first, name_prefix=video.name)
+        space = env.observation_space
+        if isinstance(space, gym.spaces.Box) and math.prod(space.shape) > MAX_OBS_DIM:  # batches of it take minutes
+            raise TaskError(str(space))
         super().__init__(env)
         self.index, self.num_steps = index, 0
 
@@ -307,17 +313,20 @@ class TaskEnvs(gym.vector.VectorWrapper):
 
     def __init__(self, make: Callable[[], gym.vector.VectorEnv], env_id: str) -> None:
         """Makes the environments; exits with one sentence if that fails, or if their spaces are not Box."""
+        takes, obs_size = "--env-id takes a task whose", f"observations are 1 to {MAX_OBS_DIM:,} numbers"
         try:
             super().__init__(make())
+        except TaskError as error:
+            fail(f"{takes} {obs_size}, and those of {env_id} are {error}")
         except (Exception, SystemExit) as error:  # raised by Gymnasium or by the task's own code
             hint = "; module:id imports the module that has the task" if isinstance(error, UNKNOWN_TASK) else ""
             fail(f"--env-id {env_id} cannot be made: {type(error).__name__}: {one_line(error)}{hint}")
-        takes, envs = "--env-id takes a task whose", self.env
+        envs = self.env
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
         if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
             fail(f"{takes} observations flatten to a vector, and those of {env_id} are {obs_space}")
         if not 1 <= obs_space.shape[0] <= MAX_OBS_DIM:
-            fail(f"{takes} observations are 1 to {MAX_OBS_DIM:,} numbers, and those of {env_id} are {obs_space}")
+            fail(f"{takes} {obs_size}, and those of {env_id} are {obs_space}")
         if (
             not isinstance(action_space, gym.spaces.Box)
             or action_space.dtype.kind != "f"
@@ -520,11 +529,23 @@ class Run:
         except OSError as error:
             fail(f"the run folder cannot be written: {error}")
         if args.track:
-            start_tracking(self.folder, args)
+            try:
+                start_tracking(self.folder, args)
+            except SystemExit:
+                if args.resume is None:
+                    self.remove_folder()
+                raise
         self.writer = SummaryWriter(str(self.folder))
         if args.resume is None:
             self.save_checkpoint(is_finished=False)
         self.progress = tqdm(disable=True)
+
+    def remove_folder(self) -> None:
+        """Removes the run folder, where nothing has been trained, and the folder of runs if it is then empty."""
+        self.lock.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):
+            self.folder.parent.rmdir()
 
     def announce(self) -> None:
         """Prints what will be run, and what of it may surprise."""
@@ -852,7 +873,7 @@ def describe(metrics: Mapping[str, float]) -> str:
     if "eval/return_mean" in metrics:
         mean, std, length = (metrics[f"eval/{name}"] for name in ("return_mean", "return_std", "length_mean"))
         return f"evaluation: return {mean:.2f} +/- {std:.2f}, length {length:.1f}"
-    return f"scores: {describe_status(metrics)}"
+    return f"scores: {describe_status(metrics)} (means from 0 to 1: a win is 1, a draw 0.5)"
 
 
 def describe_status(metrics: Mapping[str, float]) -> str:

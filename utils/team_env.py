@@ -23,11 +23,11 @@ from itertools import combinations, zip_longest
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim, flatten
 
 from utils.errors import MAX_OBS_DIM, TaskError, missing_package
 
 try:
+    from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim, flatten
     from pettingzoo.utils.conversions import turn_based_aec_to_parallel, turn_based_aec_to_parallel_wrapper
     from pettingzoo.utils.env import ParallelEnv
 except ModuleNotFoundError as error:

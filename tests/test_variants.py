@@ -1,0 +1,239 @@
+"""Every file in variants/: a sibling of its script, a command that works from any folder, and runs that resume.
+
+The losses of a variant are tested at the end of this file, against its paper.
+"""
+
+import copy
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_same_weights
+from gymnasium.vector import AutoresetMode
+from test_checkpoints import LIVELY, assert_same, everything, kill, only_run, run, start, wait_for
+from test_sac_update import Reference, make_optimizers, squashed
+from test_siblings import ROOT, SCRIPTS, STAND_IN, definitions, source
+from torch import Tensor
+from toy_envs import make_vector
+
+VARIANTS = sorted(path.stem for path in (ROOT / "variants").glob("*.py"))
+# Functions and classes of the script's names that differ: what a comparison with the script is to show.
+MAY_DIFFER = {
+    "sac_value_network": {"Args", "Agent", "compute_td_target", "compute_qf_loss", "compute_actor_loss"}
+    | {"compute_alpha_loss", "compute_qf_gradient", "update"},
+}
+
+
+def load_script(name: str) -> ModuleType:
+    """The module of a file in variants/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "variants" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def parent_of(name: str) -> str:
+    """The script that a variant comes from: the first one that its docstring names."""
+    docstring = source(f"variants/{name}").split('"""')[1]
+    return next(word for word in re.findall(r"\b(\w+)\.py", docstring) if word in SCRIPTS)
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> str:
+    """Each in turn."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def words(name: str, **flags: Any) -> list[str]:
+    """The command line of a short run, with everything that has a state."""
+    line = ["--no-cuda", "--no-compile"]
+    for flag, value in (LIVELY[parent_of(name)] | flags).items():
+        flag = flag.replace("_", "-")
+        line += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return line
+
+
+def test_sections(variant: str) -> None:
+    """The banners of the script, without the stand-in."""
+    one, other = (re.findall(r"^# === (.*?) =+$", source(x), re.M) for x in (f"variants/{variant}", parent_of(variant)))
+    assert one == [section for section in other if section != STAND_IN]
+
+
+def test_shared_code_is_the_same_to_the_letter(variant: str) -> None:
+    """Functions and classes of one name are equal, and those that differ are listed."""
+    own, other = definitions(f"variants/{variant}"), definitions(parent_of(variant))
+    assert {name for name in own.keys() & other.keys() if own[name] != other[name]} == MAY_DIFFER.get(variant, set())
+
+
+def test_sizes(variant: str) -> None:
+    """A variant is its script and one idea."""
+    own, other = (len(source(name).splitlines()) for name in (f"variants/{variant}", parent_of(variant)))
+    assert own <= other + 100
+
+
+def test_help(variant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It lists every argument with its explanation."""
+    script = load_script(variant)
+    with pytest.raises(SystemExit) as exit_info:
+        script.parse_args(script.Args, ["--help"])
+    assert exit_info.value.code == 0
+    text = capsys.readouterr().out
+    assert all(re.search(rf"--{name.replace('_', '-')}\b", text) for name in vars(script.Args()))
+
+
+def command(folder: str, script: str, *flags: str) -> str:
+    """What `python script flags` prints in this folder."""
+    line = [sys.executable, script, *flags]
+    result = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stdout
+
+
+def test_commands(variant: str, tmp_path: Path) -> None:
+    """Training from the repository's folder, the evaluation that it suggests, and both from another folder."""
+    for name in ("utils", "variants"):  # a copy of the repository, so that the run folder is not in the real one
+        shutil.copytree(ROOT / name, f"repository/{name}")
+    os.mkdir("elsewhere")
+    script, tiny = f"variants/{variant}.py", words(variant, total_timesteps=300, checkpoint_freq=0)
+    printed = command("repository", script, *tiny)
+    (folder,) = Path("repository/runs").iterdir()
+    assert (folder / "model.pt").exists()
+    (result,) = re.findall(r"^evaluation: .*$|^scores: .*$", printed, re.MULTILINE)
+    (suggested,) = re.findall(rf"python ({script}) (--evaluate \S+)", printed)
+    assert result in command("repository", suggested[0], *suggested[1].split()).splitlines()
+
+    far = str(tmp_path / "repository" / script)
+    assert result in command("elsewhere", far, "--evaluate", str(tmp_path / folder)).splitlines()
+    command("elsewhere", far, *tiny)
+    (other,) = Path("elsewhere/runs").iterdir()
+    assert_same_weights(folder, other)
+
+
+def test_a_killed_run_goes_on(variant: str) -> None:
+    """Bit for bit: checkpoint, model, buffer and curves of the resumed run equal those of the uninterrupted one."""
+    script, argv = load_script(variant), words(variant, total_timesteps=450)
+    assert run(script, *argv) == 0, Path("out.txt").read_text()
+    calm = everything(only_run())
+    only_run().rename("calm")
+    pid = start(script, *argv)
+    wait_for(pid, lambda: list(Path("runs").glob("*/checkpoint.previous.pt")))
+    kill(pid)
+    assert not torch.load(next(only_run().glob("checkpoint.p*")), weights_only=True)["is_finished"]
+    assert run(script, "--resume", str(only_run())) == 0, Path("out.txt").read_text()
+    assert "going on from step" in Path("out.txt").read_text()
+    assert_same(calm, everything(only_run()))
+
+
+# --- sac_value_network ---
+
+
+class ValueReference(Reference):
+    """Algorithm 1 of Haarnoja et al. 2018a, from the paper: separate networks, torch.distributions, plain Adam."""
+
+    def __init__(self, agent: Any, args: Any) -> None:
+        self.args, agent = args, copy.deepcopy(agent)
+        self.actor, self.log_alpha, self.vf, self.vf_target = agent.actor, agent.log_alpha, agent.vf, agent.vf_target
+        self.q = [self.single_critic(agent.qf, i) for i in range(2)]
+        self.vf_optimizer = torch.optim.Adam(self.vf.parameters(), lr=args.q_lr)
+        self.q_optimizers = [torch.optim.Adam(net.parameters(), lr=args.q_lr) for net in self.q]
+        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr=args.policy_lr)
+        self.alpha_optimizer = torch.optim.Adam([self.log_alpha], lr=args.alpha_lr)
+
+    def update(self, batch: tuple[Tensor, ...], num_updates: int) -> None:
+        """The state value, the critics, the policy, and the target of the state value."""
+        obs, actions, rewards, next_obs, terminations = batch
+        alpha = self.log_alpha.exp().item()
+        fresh, log_prob = self.policy(obs)
+        value = (self.min_q(self.q, obs, fresh) - alpha * log_prob).detach()
+        self.step(self.vf_optimizer, (self.vf(obs)[:, 0] - value).pow(2).mean())  # eq. 5
+        not_over = 1.0 - terminations
+        target = (rewards + self.args.gamma * not_over * self.vf_target(next_obs)[:, 0]).detach()  # eq. 8
+        for net, optimizer in zip(self.q, self.q_optimizers, strict=True):
+            self.step(optimizer, (net(torch.cat([obs, actions], 1))[:, 0] - target).pow(2).mean())  # eq. 7
+        fresh, log_prob = self.policy(obs)
+        self.step(self.actor_optimizer, (alpha * log_prob - self.min_q(self.q, obs, fresh)).mean())  # eq. 12
+        if self.args.autotune:
+            surplus = -log_prob.detach() + self.args.target_entropy_scale  # of entropy, in one dimension
+            self.step(self.alpha_optimizer, (self.log_alpha.exp() * surplus).mean())
+        for p, p_target in zip(self.vf.parameters(), self.vf_target.parameters(), strict=True):
+            p_target.data = (1 - self.args.tau) * p_target.data + self.args.tau * p.data
+
+
+@pytest.mark.parametrize("flags", [{}, {"autotune": True}], ids=str)
+def test_value_network_against_a_second_implementation(flags: dict[str, Any]) -> None:
+    """Six updates in float64 from the same random numbers: all weights, the one target, and the coefficient.
+
+    The paper takes the value's step before the critics'. Both use the networks of before the update there and here,
+    since the value regresses on the critics, and the critics on the value's target.
+    """
+    script = load_script("sac_value_network")
+    torch.manual_seed(0)
+    args = script.Args(tau=0.1, **flags)
+    agent = script.Agent(make_vector(AutoresetMode.SAME_STEP, 1), args).double()
+    reference = ValueReference(agent, args)
+    optimizers: Any = make_optimizers(agent, lr=1e-3)
+    for num_updates in range(6):
+        torch.manual_seed(100 + num_updates)
+        obs, actions, rewards, next_obs = (torch.randn(shape).double() for shape in ((32, 2), (32, 1), 32, (32, 2)))
+        batch = (obs, actions.tanh(), rewards, next_obs, (torch.rand(32) < 0.3).double())
+        torch.manual_seed(200 + num_updates)
+        script.update(agent, optimizers, batch, args, num_updates)
+        torch.manual_seed(200 + num_updates)
+        reference.update(batch, num_updates)
+
+    close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-9)
+    close(agent.actor.state_dict(), reference.actor.state_dict())
+    close(agent.vf.state_dict(), reference.vf.state_dict())
+    close(agent.vf_target.state_dict(), reference.vf_target.state_dict())
+    close(agent.log_alpha, reference.log_alpha)
+    assert (agent.log_alpha.exp().item() == pytest.approx(0.2, rel=1e-6)) != bool(flags)
+    for i in range(2):
+        close(Reference.single_critic(agent.qf, i).state_dict(), reference.q[i].state_dict())
+
+
+def test_value_network_has_one_target() -> None:
+    """That of the state value; the critics have none."""
+    script = load_script("sac_value_network")
+    agent = script.Agent(make_vector(AutoresetMode.SAME_STEP, 1), script.Args())
+    frozen = {name.split(".")[0] for name, parameter in agent.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"vf_target"}
+    names = {name.split(".")[0] for name in agent.state_dict()}
+    assert names == {"actor", "qf", "vf", "vf_target", "log_alpha", "obs_rms"}
+
+
+def test_value_loss() -> None:
+    """By hand: the mean square of V(s) - (min Q(s, a) - alpha log pi(a|s)), whose gradient reaches V alone."""
+    script = load_script("sac_value_network")
+    torch.manual_seed(0)
+    args = script.Args()
+    agent = script.Agent(make_vector(AutoresetMode.SAME_STEP, 1), args).double()
+    obs = torch.randn(16, 2).double()
+    torch.manual_seed(1)
+    policy = squashed(*agent.actor(obs))
+    actions = policy.rsample()
+    soft_value = agent.qf(obs, actions).min(0).values - 0.2 * policy.log_prob(actions)
+    torch.manual_seed(1)
+    loss, metrics = script.compute_vf_loss(agent, obs, torch.randn(16, 1, dtype=torch.double))
+    expected = ((agent.vf(obs)[:, 0] - soft_value) ** 2).mean()
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    assert metrics["losses/vf_loss"] == loss
+    loss.backward()
+    assert {name.split(".")[0] for name, x in agent.named_parameters() if x.grad is not None} == {"vf"}
