@@ -6,20 +6,18 @@ the script's own policy in ONNX Runtime before it is written. `docs/export.md` d
 
 import argparse
 import importlib
-import io
 import json
 import re
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.spaces import Box
-from gymnasium.vector.utils import batch_space
 from torch import Tensor, nn
 
 from utils.run import fail, load_model, one_line, read_args, write_file
@@ -32,20 +30,18 @@ except ImportError as error:
 
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 1e-5  # of half the range of an action; for discrete actions of the log-probability
-Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class Policy(nn.Module):
     """What is exported of a behaviour: raw observations and, for discrete actions, masks to the task's actions.
 
-    `space` are the task's actions, None if they are discrete. `act` maps the same inputs to the actions that the script
-    takes, by its own code. The memory of a recurrent policy would be one more input and output, and one more of
-    `examples`.
+    `space` are the task's actions; None if they are discrete, with these branches. The memory of a recurrent policy
+    would be one more input and output of `forward`, and one more of `examples`.
     """
 
-    def __init__(self, agent: Any, branches: tuple[int, ...], space: Box | None, act: Act) -> None:
+    def __init__(self, agent: Any, space: Box | None, branches: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.agent, self.branches, self.space, self.act = agent, branches, space, act
+        self.agent, self.space, self.branches = agent, space, branches
 
     def forward(self, obs: Tensor, masks: Tensor | None = None) -> Tensor:
         """(n, obs_dim), (n, sum of branches) to (n, *shape of an action), or one integer a branch (n, num_branches)."""
@@ -60,6 +56,14 @@ class Policy(nn.Module):
         shares = 0.5 * (actions.double().clamp(-1.0, 1.0).reshape(-1, *low.shape) + 1.0)
         values = torch.minimum(torch.maximum(low * (1.0 - shares) + high * shares, low), high)
         return values if self.space.dtype == np.float64 else values.float()
+
+    def act(self, obs: np.ndarray, masks: np.ndarray) -> np.ndarray:
+        """The same by the script's own code for evaluation, but Box actions in units of half their range."""
+        if self.space is None:
+            return self.agent.act(obs, masks)
+        inputs = (obs, masks) if hasattr(self.agent, "sample") else (obs,)
+        actions = (self.agent.policy() if hasattr(self.agent, "policy") else self.agent.act)(*inputs)
+        return actions.reshape(-1, *self.space.shape).clip(-1.0, 1.0)
 
     def examples(self, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Random inputs of n rows: observations as the statistics expect them, a legal action or more in a branch."""
@@ -83,12 +87,11 @@ class Policy(nn.Module):
             offsets = np.cumsum((0, *self.branches))[:-1]  # equally likely actions may be exchanged
             likely, other = (log_probs.gather(1, torch.as_tensor(x + offsets)) for x in (expected, found))
             return float((likely - other).abs().max()), TOLERANCE
-        low, high = self.space.low.astype(np.float64), self.space.high.astype(np.float64)
-        unit = np.maximum(0.5 * high - 0.5 * low, 0.03 * np.maximum(abs(low), abs(high)))  # 0.03: float32's rounding
-        unit[unit == 0.0] = 1.0
-        nearby = self.act(np.nextafter(obs, np.float32(np.inf)), legal)
-        error, rounding = (float((abs(x.astype(np.float64) - expected) / unit).max()) for x in (found, nearby))
-        return error, max(TOLERANCE, 10.0 * rounding)
+        center, half = (0.5 * self.space.high.astype(float) + sign * 0.5 * self.space.low for sign in (1, -1))
+        unit = np.maximum(half, 0.03 * abs(center)) + (half == 0.0)  # 0.03: float32 rounds an action far from 0
+        error = abs(found - (center + half * expected)) / unit
+        rounding = abs(self.act(np.nextafter(obs, np.float32(np.inf)), legal) - expected)
+        return float(error.max()), max(TOLERANCE, 10.0 * float(rounding.max()))
 
 
 def load_script(folder: Path) -> ModuleType:
@@ -106,57 +109,40 @@ def load_single(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy
     """The arguments and the policy of a run of a single agent; exits with one sentence as --evaluate does."""
     args = script.Args(**read_args(script.Args, folder, "evaluate", script.LIMITS))
     envs = script.make_envs(args if args.vectorization == "native" else replace(args, vectorization="sync"), 1)
-    agent, space = script.Agent(envs, args), envs.single_action_space
+    agent = script.Agent(envs, args)
     load_model(folder, {"agent": agent})
     envs.close()
-    policy = agent.policy() if hasattr(agent, "policy") else agent.act
-
-    def act(obs: np.ndarray, masks: np.ndarray) -> np.ndarray:
-        """What `step_envs` hands to the task."""
-        taken, no = list[np.ndarray](), np.zeros(len(obs), dtype=bool)
-        task: Any = SimpleNamespace(single_action_space=space, action_space=batch_space(space, len(obs)))
-        task.step = lambda actions: (taken.append(actions), no, no, no, {})
-        script.step_envs(task, policy(obs))
-        return taken[0]
-
-    return args, {"": Policy(agent, (), space, act)}
+    return args, {"": Policy(agent, envs.single_action_space)}
 
 
 def load_selfplay(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy]]:
     """The arguments and the policies of a self-play run, by behaviour; exits with one sentence as --evaluate does."""
-    from utils.team_env import PettingZooGames, Seat  # needs pettingzoo
+    from utils.team_env import PettingZooGames  # needs pettingzoo
 
     agents, _, args = script.load_run(folder, "evaluate")
     env, policies = script.make_env(args, 1), {}
     for behavior, agent in agents.items():
-        sides = [t for t, team in enumerate(env.teams) if team.behavior == behavior]
-        team, space, to_task = env.teams[sides[0]], None, lambda action: action
-        if not team.branches:
-            space, to_task = Box(-1.0, 1.0, (team.action_dim,)), lambda action: action.clip(-1.0, 1.0)
-        if not team.branches and isinstance(env, PettingZooGames):
-            spaces = [env.envs[0].action_space(name) for t in sides for name in env.teams[t].agents]
-            if all(other == spaces[0] for other in spaces):
-                space, to_task = spaces[0], Seat(env.envs[0], env.teams, sides[0], 0).write_action
-
-        def act(obs: np.ndarray, masks: np.ndarray, agent: Any = agent, to_task: Any = to_task) -> np.ndarray:
-            return np.stack([to_task(action) for action in agent.act(obs, masks)])
-
-        policies[behavior] = Policy(agent, team.branches, space, act)
+        teams = [team for team in env.teams if team.behavior == behavior]
+        space, branches = Box(-1.0, 1.0, (teams[0].action_dim,)), teams[0].branches
+        if isinstance(env, PettingZooGames):
+            spaces = [env.envs[0].action_space(name) for team in teams for name in team.agents]
+            space = spaces[0] if all(other == spaces[0] for other in spaces) else space
+        policies[behavior] = Policy(agent, None if branches else space, branches)
     env.close()
     return args, policies
 
 
 def to_onnx(policy: Policy, metadata: dict[str, str]) -> tuple[bytes, float]:
     """The ONNX file of a policy, and its largest error; ends the program if the error is over the limit."""
-    rng, contents = np.random.default_rng(0), io.BytesIO()
-    inputs, outputs = policy.examples(2, rng), ["actions"]
-    names = {"input_names": list(inputs), "output_names": outputs}
-    axes = {name: {0: "batch"} for name in (*inputs, *outputs)}
+    rng, outputs = np.random.default_rng(0), ["actions"]
+    inputs = policy.examples(2, rng)
+    names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
+    names["dynamic_axes"] = {name: {0: "batch"} for name in (*inputs, *outputs)}
     tensors = tuple(torch.as_tensor(x) for x in inputs.values())
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")  # that this exporter is old: the new one writes a second file for the weights
-        torch.onnx.export(policy, tensors, contents, dynamo=False, opset_version=17, dynamic_axes=axes, **names)
-    model = onnx.load_model_from_string(contents.getvalue())
+        torch.onnx.export(policy, tensors, f"{folder}/model.onnx", dynamo=False, opset_version=17, **names)
+        model = onnx.load(f"{folder}/model.onnx")
     shapes = {name: ["batch", *x.shape[1:]] for name, x in inputs.items()}
     metadata |= {"inputs": json.dumps(shapes), "branches": json.dumps(policy.branches)}
     onnx.helper.set_model_props(model, metadata)
@@ -165,10 +151,10 @@ def to_onnx(policy: Policy, metadata: dict[str, str]) -> tuple[bytes, float]:
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     batches = [policy.examples(n, rng) for n in (1, 2, 33)]
     errors = [policy.error(session.run(outputs, batch)[0], **batch) for batch in batches]
-    for error, limit in errors:
-        if not error <= limit:
-            raise SystemExit(f"error: exported actions differ from the script's by {error:.1e}, more than {limit:.1e}")
-    return file, max(error for error, _ in errors)
+    error = max(error for error, _ in errors)
+    if not all(error <= limit for error, limit in errors):
+        raise SystemExit(f"error: the exported actions differ from those of {metadata['script']} by {error:.1e}")
+    return file, error
 
 
 def export(folder: Path) -> None:
