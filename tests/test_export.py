@@ -1,0 +1,289 @@
+"""The exported policies act like those that the scripts evaluate, and their files stand alone."""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import conftest
+import gymnasium as gym
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from conftest import Train
+
+import utils.export
+from utils.export import export
+from utils.policy_stack import PolicyStack
+from utils.run import read_file, to_bytes
+from utils.team_env import legal_actions
+
+ROOT = Path(__file__).parent.parent
+VARIANTS = sorted(f"variants.{path.stem}" for path in ROOT.glob("variants/*.py"))
+CONTINUOUS_PUSH = {"env_id": "mpe2.simple_push_v3", "env_kwargs": '{"continuous_actions": true}'}
+
+
+def load(path: Path) -> Callable[..., np.ndarray]:
+    """The actions of an ONNX file as a function of its inputs."""
+    session = onnxruntime.InferenceSession(str(path))
+    return lambda **inputs: session.run(None, inputs)[0]
+
+
+@pytest.fixture(params=["ppo_continuous", "sac_continuous", "ppo_selfplay", "sac_selfplay", *VARIANTS])
+def any_script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Every script in turn; a variant trains with the budget of the script that it comes from."""
+    script = importlib.import_module(request.param)
+    algorithm = "ppo" if hasattr(script.Args, "update_epochs") else "sac"
+    task = "selfplay" if hasattr(script, "load_run") else "continuous"
+    monkeypatch.setitem(conftest.TINY, script.__name__, conftest.TINY[f"{algorithm}_{task}"])
+    return script
+
+
+class Recorder(gym.vector.VectorWrapper):
+    """Keeps observations and the actions that followed."""
+
+    def __init__(self, envs: gym.vector.VectorEnv, pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        super().__init__(envs)
+        self.pairs = pairs
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Keeps the first observations."""
+        self.obs, infos = self.env.reset(**kwargs)
+        return self.obs, infos
+
+    def step(self, actions: Any) -> Any:
+        """Keeps observations and actions."""
+        self.pairs.append((self.obs.astype(np.float32), actions.copy()))
+        result = self.env.step(actions)
+        self.obs = result[0]
+        return result
+
+
+def test_actions_are_those_of_the_evaluation(
+    any_script: ModuleType, train: Train, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Single agents: Dict observations, actions of two dimensions with bounds of their own. Self-play: sumo."""
+    if hasattr(any_script, "load_run"):
+        folder = train_selfplay(any_script, norm_obs=True)
+        export(folder)
+        compare_games(any_script, folder, {"sumo": load(folder / "model.onnx")})
+        return
+    folder = train(any_script, env_id="toy_envs:Nested-v0", norm_obs=True)
+    export(folder)
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    make_envs = any_script.make_envs
+    monkeypatch.setattr(any_script, "make_envs", lambda *args: Recorder(make_envs(*args), pairs))
+    any_script.main(any_script.parse_args(any_script.Args, ["--evaluate", str(folder), "--eval-episodes", "20"]))
+    obs, actions = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    assert len(obs) > 100
+    exported = load(folder / "model.onnx")(obs=obs)
+    assert exported.dtype == np.float32
+    assert exported.shape == (len(obs), 1, 2)
+    np.testing.assert_allclose(exported, actions, rtol=0, atol=5e-5)
+    assert np.ptp(exported, axis=0).min() > 1e-3  # it is no constant
+
+
+def compare_games(
+    script: ModuleType, folder: Path, exported: dict[str, Callable[..., np.ndarray]], masks: bool = False
+) -> None:
+    """Plays games with the policies as the evaluation has them, and compares the exported actions.
+
+    With `masks`, further actions are illegal at random.
+    """
+    agents, _, args = script.load_run(folder, "evaluate")
+    env, rng = script.make_env(args, 4), np.random.default_rng(3)
+    stacks = {behavior: PolicyStack(agent, [agent.acting_weights()]) for behavior, agent in agents.items()}
+    obs = env.reset(5)
+    for _ in range(30):
+        actions = []
+        for t, team in enumerate(env.teams):
+            rows = obs[t].reshape(-1, team.obs_dim)
+            legal = legal_actions(env, t).reshape(len(rows), sum(team.branches))
+            inputs = {"obs": rows}
+            if team.branches:
+                starts = np.cumsum((0, *team.branches))
+                keeps = rng.random(legal.shape) < (0.4 if masks else 1.0)
+                keeps[:, starts[:-1]] |= ~np.logical_or.reduceat(keeps & legal, starts[:-1], axis=1)
+                legal = keeps & legal if masks else legal
+                inputs["masks"] = legal
+            expected = stacks[team.behavior].act(np.zeros(len(rows), dtype=int), rows, legal, 0.0)
+            found = exported[team.behavior](**inputs)
+            if team.branches:
+                assert found.tolist() == expected.tolist()
+                assert np.take_along_axis(legal, found + starts[:-1], axis=1).all()
+            else:
+                np.testing.assert_allclose(found, expected.clip(-1.0, 1.0), rtol=0, atol=1e-5)
+            actions.append(expected.reshape(*env.alive[t].shape, -1))
+        obs = env.step(actions).obs
+    env.close()
+
+
+def test_one_file_for_each_of_two_behaviours(selfplay: ModuleType, train_selfplay: Train) -> None:
+    folder = train_selfplay(selfplay, env_id="pursuit")
+    export(folder)
+    names = {behavior: f"model_{behavior}.onnx" for behavior in ("pursuers", "evader")}
+    assert {path.name for path in folder.glob("*.onnx")} == set(names.values())
+    compare_games(selfplay, folder, {behavior: load(folder / name) for behavior, name in names.items()})
+    metadata = {prop.key: prop.value for prop in onnx.load(folder / "model_evader.onnx").metadata_props}
+    assert metadata["behavior"] == "evader"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "env_kwargs", "has_masks"),
+    [
+        ("sumo", '{"actions": "discrete"}', False),
+        ("sumo", '{"actions": "multidiscrete"}', False),
+        ("pettingzoo.classic.connect_four_v3", "{}", True),
+    ],
+)
+def test_illegal_actions_are_never_chosen(
+    selfplay: ModuleType, train_selfplay: Train, env_id: str, env_kwargs: str, has_masks: bool
+) -> None:
+    """Connect four has masks; in sumo actions are made illegal at random."""
+    folder = train_selfplay(selfplay, env_id=env_id, env_kwargs=env_kwargs, num_games=4, total_timesteps=64)
+    export(folder)
+    agents, *_ = selfplay.load_run(folder, "evaluate")
+    exported = load(folder / "model.onnx")
+    compare_games(selfplay, folder, dict.fromkeys(agents, exported), masks=not has_masks)
+
+
+def test_pettingzoo_actions_are_in_its_own_units(train_selfplay: Train) -> None:
+    """Agents of `simple_push` take numbers in [0, 1]."""
+    script = importlib.import_module("ppo_selfplay")
+    folder = train_selfplay(script, **CONTINUOUS_PUSH, num_games=4, total_timesteps=64)
+    export(folder)
+    agents, _, args = script.load_run(folder, "evaluate")
+    env, taken = script.make_env(args, 1), dict[str, np.ndarray]()
+    obs, step = env.reset(1), env.envs[0].step
+    env.envs[0].step = lambda actions: (taken.update(actions), step(actions))[1]
+    for _ in range(10):
+        exported = {
+            team.agents[0]: load(folder / f"model_{team.behavior}.onnx")(obs=obs[t][0])
+            for t, team in enumerate(env.teams)
+        }
+        masks = np.ones((1, 0), dtype=bool)
+        obs = env.step([agents[team.behavior].act(obs[t][0], masks)[None] for t, team in enumerate(env.teams)]).obs
+        for agent, actions in exported.items():
+            assert env.envs[0].action_space(agent).contains(actions[0])
+            np.testing.assert_allclose(actions[0], taken[agent], rtol=0, atol=1e-5)
+
+
+def test_the_file_stands_alone(train: Train) -> None:
+    """One file with all weights, any size of the batch, and metadata."""
+    folder = train(importlib.import_module("sac_continuous"))
+    before = set(folder.iterdir())
+    words = [sys.executable, "-m", "utils.export", str(folder)]
+    output = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert output.startswith(
+        f"{folder / 'model.onnx'}: the largest difference from the actions of sac_continuous.py is"
+    )
+    path = folder / "model.onnx"
+    assert set(folder.iterdir()) - before == {path}
+    model = onnx.load(path, load_external_data=False)
+    assert not any(weights.external_data for weights in model.graph.initializer)
+    for value in (*model.graph.input, *model.graph.output):
+        assert value.type.tensor_type.shape.dim[0].dim_param == "batch"
+    metadata = {prop.key: prop.value for prop in model.metadata_props}
+    assert metadata == {"script": "sac_continuous.py", "env_id": "Pendulum-v1", "env_kwargs": "{}"} | {
+        "behavior": "",
+        "inputs": '{"obs": ["batch", 3]}',
+        "branches": "[]",
+    }
+    obs, exported = np.random.default_rng(0).standard_normal((1000, 3)).astype(np.float32), load(path)
+    rows = np.concatenate([exported(obs=row[None]) for row in obs])
+    np.testing.assert_allclose(exported(obs=obs), rows, rtol=0, atol=1e-5)
+
+
+def test_the_program_of_the_page_plays_without_pytorch(script: ModuleType, train: Train, tmp_path: Path) -> None:
+    """Its return is that of the script's own policy with the same seed. A module `torch` beside it ends the program."""
+    folder = train(script, norm_obs=True)
+    export(folder)
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
+    assert len(program.splitlines()) <= 15
+    (tmp_path / "play.py").write_text(program)
+    (tmp_path / "torch.py").write_text("raise SystemExit('PyTorch was imported')")
+    words = [sys.executable, str(tmp_path / "play.py")]
+    result = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    args = script.Args(**{k: v for k, v in json.loads((folder / "args.json").read_text()).items() if k != "script"})
+    envs = script.make_envs(args, 1)
+    agent = script.Agent(envs, args)
+    agent.load_state_dict(read_file(folder / "model.pt")["agent"])
+    act = agent.policy() if hasattr(agent, "policy") else agent.act
+    obs, total, over = envs.reset(seed=1)[0], 0.0, False
+    while not over:
+        obs, _, rewards, terminations, truncations = script.step_envs(envs, act(obs))
+        total, over = total + rewards[0], terminations[0] or truncations[0]
+    assert float(result.stdout.removeprefix("return ")) == pytest.approx(total, abs=0.01)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], folder: Path, status: int = 2) -> str:
+    """The one sentence with which the export ends; nothing is written."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_info:
+        export(folder)
+    stderr = capsys.readouterr().err
+    if status == 2:
+        assert exit_info.value.code == 2
+        assert stderr.startswith("error: ")
+        assert stderr.count("\n") == 1
+    assert not any(path.is_file() for path in folder.glob("*.onnx*"))
+    return stderr or str(exit_info.value)
+
+
+def test_bad_folders_are_refused(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence and exit status 2."""
+    folder = train(importlib.import_module("ppo_continuous"))
+    args, model = (folder / "args.json").read_text(), (folder / "model.pt").read_bytes()
+    assert "names its script, and runs/none has none (FileNotFoundError" in refusal(capsys, Path("runs/none"))
+    scripts = ["", "[]", "{}", '{"script": 3}', '{"script": "../sac.py"}', args.replace("ppo_continuous.py", "no.py")]
+    for text in scripts:
+        (folder / "args.json").write_text(text)
+        assert "FOLDER takes a run folder with an args.json that names its script" in refusal(capsys, folder)
+    for text in (args.replace('"gamma"', '"gama"'), args.replace('"num_envs": 2', '"num_envs": 0')):
+        (folder / "args.json").write_text(text)
+        assert "a run folder with the args.json of this script" in refusal(capsys, folder)
+    (folder / "args.json").write_text(args)
+    state = read_file(folder / "model.pt")
+    state["agent"]["actor.log_std"] += np.nan
+    for contents in (b"", model[:1000], model.replace(b"actor", b"acter"), to_bytes({"agent": {}}), to_bytes(state)):
+        (folder / "model.pt").write_bytes(contents)
+        assert "a run folder with a whole model.pt of this script" in refusal(capsys, folder)
+    (folder / "model.pt").unlink()
+    assert "FileNotFoundError" in refusal(capsys, folder)
+    (folder / "model.pt").write_bytes(model)
+    (folder / "model.onnx").mkdir()
+    assert "FOLDER takes a run folder that can be written" in refusal(capsys, folder)
+
+
+@pytest.mark.parametrize("env_kwargs", ["{}", '{"actions": "discrete"}'])
+def test_a_wrong_export_is_not_written(
+    train_selfplay: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], env_kwargs: str
+) -> None:
+    """It is compared with the script's own policy."""
+    folder = train_selfplay(importlib.import_module("sac_selfplay"), env_kwargs=env_kwargs)
+    forward = utils.export.Policy.forward
+    change: Callable[..., Any] = lambda policy, *inputs: (forward(policy, *inputs) * 0.99).to(  # noqa: E731
+        torch.float32 if policy.space else torch.int64
+    )
+    monkeypatch.setattr(utils.export.Policy, "forward", change)
+    assert "the exported actions differ from those of sac_selfplay.py by" in refusal(capsys, folder, status=1)
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without ONNX Runtime there is one sentence with the command that installs it."""
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    spec = spec_from_file_location("export_without_packages", ROOT / "utils" / "export.py")
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.raises(SystemExit) as exit_info:
+        spec.loader.exec_module(module_from_spec(spec))
+    assert exit_info.value.code == 2
+    assert re.fullmatch(r"error: .*pip install -r requirements-onnx.txt.*\n", capsys.readouterr().err)

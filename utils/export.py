@@ -1,0 +1,179 @@
+"""Writes the policy of a run as an ONNX file, which needs no PyTorch: `python -m utils.export runs/FOLDER`.
+
+Observation normalisation is inside. Actions are deterministic and in the units of the task. The file is checked against
+the script's own policy in ONNX Runtime before it is written. `docs/export.md` describes inputs, outputs and metadata.
+"""
+
+import argparse
+import importlib
+import json
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor, nn
+
+from utils.run import fail, load_model, one_line, read_args, write_file
+
+try:
+    import onnx
+    import onnxruntime
+except ImportError as error:
+    fail(f"utils.export needs onnx and onnxruntime: pip install -r requirements-onnx.txt ({one_line(error)})")
+
+ROOT = Path(__file__).parents[1]
+TOLERANCE = 1e-5  # of half the range of an action; for discrete actions of the log-probability
+
+
+class Policy(nn.Module):
+    """What is exported of a behaviour: raw observations and, for discrete actions, masks to the task's actions.
+
+    `space` are the task's actions; None if they are discrete, with these branches. The memory of a recurrent policy
+    would be one more input and output of `forward`, and one more of `examples`.
+    """
+
+    def __init__(self, agent: Any, space: Box | None, branches: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.agent, self.space, self.branches = agent, space, branches
+
+    def forward(self, obs: Tensor, masks: Tensor | None = None) -> Tensor:
+        """(n, obs_dim), (n, sum of branches) to (n, *shape of an action), or one integer a branch (n, num_branches)."""
+        if hasattr(self.agent, "sample"):  # self-play
+            actions = self.agent.sample(self.agent(obs), masks)
+        else:
+            actions, _ = self.agent.actor(self.agent.normalize(obs))
+            actions = actions if hasattr(self.agent, "policy") else actions.tanh()  # PPO has `policy`, SAC has not
+        if self.space is None:
+            return actions
+        low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in (self.space.low, self.space.high))
+        shares = 0.5 * (actions.double().clamp(-1.0, 1.0).reshape(-1, *low.shape) + 1.0)
+        values = torch.minimum(torch.maximum(low * (1.0 - shares) + high * shares, low), high)
+        return values if self.space.dtype == np.float64 else values.float()
+
+    def act(self, obs: np.ndarray, masks: np.ndarray) -> np.ndarray:
+        """The same by the script's own code for evaluation, but Box actions in units of half their range."""
+        if self.space is None:
+            return self.agent.act(obs, masks)
+        inputs = (obs, masks) if hasattr(self.agent, "sample") else (obs,)
+        actions = (self.agent.policy() if hasattr(self.agent, "policy") else self.agent.act)(*inputs)
+        return actions.reshape(-1, *self.space.shape).clip(-1.0, 1.0)
+
+    def examples(self, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Random inputs of n rows: observations as the statistics expect them, a legal action or more in a branch."""
+        mean, std = self.agent.obs_rms.mean.numpy(), self.agent.obs_rms.std.numpy()
+        inputs = {"obs": (mean + 2.0 * std * rng.standard_normal((n, len(mean)))).astype(np.float32)}
+        masks = [rng.random((n, size)) < rng.random((n, 1)) for size in self.branches]
+        for mask in masks:
+            mask[np.arange(n), rng.integers(mask.shape[1], size=n)] = True
+        return inputs | ({"masks": np.concatenate(masks, axis=1)} if masks else {})
+
+    @torch.no_grad()
+    def error(self, found: np.ndarray, obs: np.ndarray, masks: np.ndarray | None = None) -> tuple[float, float]:
+        """The largest difference of exported actions from the script's, in the unit of TOLERANCE, and its limit.
+
+        The limit is TOLERANCE, or ten times what the last bit of the observations changes, if that is more.
+        """
+        legal = np.ones((len(obs), 0), dtype=bool) if masks is None else masks
+        expected = self.act(obs, legal)
+        if self.space is None:
+            log_probs = self.agent.actor.log_probs(self.agent(torch.as_tensor(obs)), torch.as_tensor(legal))
+            offsets = np.cumsum((0, *self.branches))[:-1]  # equally likely actions may be exchanged
+            likely, other = (log_probs.gather(1, torch.as_tensor(x + offsets)) for x in (expected, found))
+            return float((likely - other).abs().max()), TOLERANCE
+        center, half = (0.5 * self.space.high.astype(float) + sign * 0.5 * self.space.low for sign in (1, -1))
+        unit = np.maximum(half, 0.03 * abs(center)) + (half == 0.0)  # 0.03: float32 rounds an action far from 0
+        error = abs(found - (center + half * expected)) / unit
+        rounding = abs(self.act(np.nextafter(obs, np.float32(np.inf)), legal) - expected)
+        return float(error.max()), max(TOLERANCE, 10.0 * float(rounding.max()))
+
+
+def load_script(folder: Path) -> ModuleType:
+    """The script that made the run; exits with one sentence if args.json names none."""
+    try:
+        name = json.loads((folder / "args.json").read_text())["script"]
+        scripts = {path.name: path for path in (*ROOT.glob("*.py"), *ROOT.glob("variants/*.py"))}
+        return importlib.import_module(".".join(scripts[name].relative_to(ROOT).with_suffix("").parts))
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        fail(f"FOLDER takes a run folder with an args.json that names its script, and {folder} has none ({reason})")
+
+
+def load_single(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy]]:
+    """The arguments and the policy of a run of a single agent; exits with one sentence as --evaluate does."""
+    args = script.Args(**read_args(script.Args, folder, "evaluate", script.LIMITS))
+    envs = script.make_envs(args if args.vectorization == "native" else replace(args, vectorization="sync"), 1)
+    agent = script.Agent(envs, args)
+    load_model(folder, {"agent": agent})
+    envs.close()
+    return args, {"": Policy(agent, envs.single_action_space)}
+
+
+def load_selfplay(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy]]:
+    """The arguments and the policies of a self-play run, by behaviour; exits with one sentence as --evaluate does."""
+    from utils.team_env import PettingZooGames  # needs pettingzoo
+
+    agents, _, args = script.load_run(folder, "evaluate")
+    env, policies = script.make_env(args, 1), {}
+    for behavior, agent in agents.items():
+        teams = [team for team in env.teams if team.behavior == behavior]
+        space, branches = Box(-1.0, 1.0, (teams[0].action_dim,)), teams[0].branches
+        if isinstance(env, PettingZooGames):
+            spaces = [env.envs[0].action_space(name) for team in teams for name in team.agents]
+            space = spaces[0] if all(other == spaces[0] for other in spaces) else space
+        policies[behavior] = Policy(agent, None if branches else space, branches)
+    env.close()
+    return args, policies
+
+
+def to_onnx(policy: Policy, metadata: dict[str, str]) -> tuple[bytes, float]:
+    """The ONNX file of a policy, and its largest error; ends the program if the error is over the limit."""
+    rng, outputs = np.random.default_rng(0), ["actions"]
+    inputs = policy.examples(2, rng)
+    names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
+    names["dynamic_axes"] = {name: {0: "batch"} for name in (*inputs, *outputs)}
+    tensors = tuple(torch.as_tensor(x) for x in inputs.values())
+    with warnings.catch_warnings(), TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore")  # that this exporter is old: the new one writes a second file for the weights
+        torch.onnx.export(policy, tensors, f"{folder}/model.onnx", dynamo=False, opset_version=17, **names)
+        model = onnx.load(f"{folder}/model.onnx")
+    shapes = {name: ["batch", *x.shape[1:]] for name, x in inputs.items()}
+    metadata |= {"inputs": json.dumps(shapes), "branches": json.dumps(policy.branches)}
+    onnx.helper.set_model_props(model, metadata)
+    onnx.checker.check_model(model, full_check=True)
+    file = model.SerializeToString()
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    batches = [policy.examples(n, rng) for n in (1, 2, 33)]
+    errors = [policy.error(session.run(outputs, batch)[0], **batch) for batch in batches]
+    error = max(error for error, _ in errors)
+    if not all(error <= limit for error, limit in errors):
+        raise SystemExit(f"error: the exported actions differ from those of {metadata['script']} by {error:.1e}")
+    return file, error
+
+
+def export(folder: Path) -> None:
+    """Writes model.onnx into the run folder, or model_BEHAVIOR.onnx for each of several behaviours."""
+    script = load_script(folder)
+    args, policies = (load_selfplay if hasattr(script, "load_run") else load_single)(script, folder)
+    task = {"script": Path(str(script.__file__)).name, "env_id": args.env_id, "env_kwargs": args.env_kwargs}
+    for behavior, policy in policies.items():
+        file, error = to_onnx(policy.eval(), task | {"behavior": behavior})
+        suffix = "_" + re.sub(r"[^\w.+-]", "-", behavior) if len(policies) > 1 else ""
+        path = folder / f"model{suffix}.onnx"
+        try:
+            write_file(path, file)
+        except OSError as os_error:
+            fail(f"FOLDER takes a run folder that can be written, and {folder} cannot ({one_line(os_error)})")
+        print(f"{path}: the largest difference from the actions of {task['script']} is {error:.1e}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m utils.export", description="Writes a run's policy as ONNX.")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="run folder; model.onnx is written there")
+    export(parser.parse_args().folder)
