@@ -229,6 +229,15 @@ def test_interval_of_two_sets_of_runs_holds_the_mean(n: int) -> None:
     assert crossed_interval(np.full((n, 2), 0.25)) == (0.25, 0.25)
 
 
+@pytest.mark.parametrize(("n", "m"), [(3, 12), (12, 3), (5, 5)])
+def test_interval_of_two_sets_of_runs_without_noise_is_welchs(n: int, m: int) -> None:
+    """Where a score is the difference of two strengths, the interval is that of Welch's t test, as scipy has it."""
+    rng = np.random.default_rng(n)
+    ours, theirs = rng.normal(1.0, 3.0, n), rng.normal(0.0, 0.5, m)
+    welch = scipy.stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    assert crossed_interval(ours[:, None] - theirs) == pytest.approx((welch.low, welch.high))
+
+
 @pytest.mark.parametrize("n", [5, 10])
 @pytest.mark.parametrize("shift", [0.0, 1.0, 2.0])
 def test_interval_of_an_improvement_holds_it(n: int, shift: float) -> None:

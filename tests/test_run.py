@@ -210,6 +210,12 @@ def test_seeds_depend_on_seed_and_step_only() -> None:
     assert all(len({draw[i] for draw in draws}) == 3 for i in range(4))
 
 
+def test_no_two_runs_meet_the_same_seed() -> None:
+    """Neither at one step nor at different ones: with seed + step, seed 1 at step 10 would be seed 2 at step 9."""
+    seeds = [seed_streams(seed, step) for seed in range(20) for step in range(20)]
+    assert len(set(seeds)) == len(seeds)
+
+
 @pytest.mark.parametrize(("stride", "due"), [(10, [20, 40, 60, 80, 100]), (16, [32, 48, 64, 80, 112]), (50, [50, 100])])
 def test_due(stride: int, due: list[int]) -> None:
     """An iteration that passes a multiple of 20; 0 is never due."""
