@@ -93,3 +93,21 @@ def test_first_games_are_cut_at_different_steps() -> None:
         assert ends == expected
         assert matches.rating == 1200.0
         assert "selfplay/games" not in matches.metrics()
+
+
+def test_a_game_that_ends_when_its_cut_is_due_is_not_cut() -> None:
+    """It has ended and restarted by itself: no truncation, one rated game, no second restart."""
+    env = Sumo(8)
+    pool = SnapshotPool(1, 1.0, "uniform", np.random.default_rng(0))
+    pool.add({"x": torch.zeros(1)}, 0, 1200.0)
+    matches = Matches(env.teams, 8, {"sumo": pool}, game_length=8.0)  # game 3 is due at step 3
+    env.reset(1)
+    for step in range(1, 4):
+        result = env.step([np.zeros((8, 1, 2), dtype=np.float32)] * 2)
+        result.over[3] = step == 3
+        cut = matches.cut_games(result)
+        assert cut.nonzero()[0].tolist() == ([] if step == 3 else [step])
+        matches.finish_games(env, result, cut)
+    assert not any(truncations[3].any() for truncations in result.truncations)
+    assert matches.learner_team[3] == 0  # it began on team 1, and has changed sides once
+    assert matches.metrics()["selfplay/games"] == 1.0
