@@ -459,3 +459,19 @@ def test_buffers_saved_and_loaded_in_any_order(tmp_path: Path, capacity: int, st
         assert buffer.total == count
         kept = np.arange(max(0, count - capacity), count)
         assert (buffer.data[kept % capacity].numpy() == kept[:, None]).all()
+
+
+def test_the_buffer_of_the_checkpoint_before_can_still_be_read(tmp_path: Path) -> None:
+    """Its files stay until the next checkpoint, also those whose transitions the newest one no longer has."""
+    buffer = ReplayBuffer(10, 1, 1, torch.device("cpu"))
+    files, before, contents = BufferFiles(buffer, tmp_path), {}, np.zeros(0)
+    for start in range(0, 60, 4):
+        numbers = np.arange(start, start + 4, dtype=np.float32)
+        buffer.add(numbers[:, None], numbers[:, None], numbers, numbers[:, None], numbers)
+        newest = files.state_dict()
+        files.remove_old()
+        if before:
+            other = ReplayBuffer(10, 1, 1, torch.device("cpu"))
+            BufferFiles(other, tmp_path).load_state_dict(before)
+            assert np.array_equal(other.data[:, 0].numpy(), contents)
+        before, contents = newest, buffer.data[:, 0].numpy().copy()
