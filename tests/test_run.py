@@ -464,7 +464,8 @@ def test_buffers_saved_and_loaded_in_any_order(tmp_path: Path, capacity: int, st
 def test_the_buffer_of_the_checkpoint_before_can_still_be_read(tmp_path: Path) -> None:
     """Its files stay until the next checkpoint, also those whose transitions the newest one no longer has."""
     buffer = ReplayBuffer(10, 1, 1, torch.device("cpu"))
-    files, before, contents = BufferFiles(buffer, tmp_path), {}, np.zeros(0)
+    files, contents = BufferFiles(buffer, tmp_path), np.zeros(0)
+    before: dict[str, Any] = {}
     for start in range(0, 60, 4):
         numbers = np.arange(start, start + 4, dtype=np.float32)
         buffer.add(numbers[:, None], numbers[:, None], numbers, numbers[:, None], numbers)
