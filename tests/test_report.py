@@ -44,6 +44,7 @@ from benchmark.statistics import (
     crossed_interval,
     interquartile_mean,
     mean,
+    performance_profile,
     probability_of_improvement,
     student_interval,
     win_interval,
@@ -198,6 +199,12 @@ def test_a_nan_is_the_worst_and_not_the_best() -> None:
     ours, theirs = [np.array([np.nan, 1.0])], [np.array([0.0, 0.5])]
     assert probability_of_improvement(ours, theirs)[0] == 0.5
     assert probability_of_improvement(theirs, ours)[0] == 0.5
+
+
+def test_a_profile_counts_the_runs_above_a_threshold() -> None:
+    """A run at the threshold is not above it (Agarwal et al. 2021, section 4.2); leading axes are separate."""
+    scores, thresholds = np.array([[0.0, 0.5, 0.5, 1.0], [2.0, 2.0, 2.0, 2.0]]), np.array([-1.0, 0.0, 0.5, 1.0])
+    assert performance_profile(scores, thresholds).tolist() == [[1.0, 0.75, 0.25, 0.0], [1.0, 1.0, 1.0, 1.0]]
 
 
 def coverage(low: np.ndarray, high: np.ndarray, truth: float) -> float:
