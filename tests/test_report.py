@@ -37,7 +37,7 @@ from benchmark.figures import (
 )
 from benchmark.random_policy import random_return
 from benchmark.report import PUBLISHED, Args, main
-from benchmark.runs import Groups, Run, find_scales, group_runs, read_curves, read_run
+from benchmark.runs import Groups, Run, find_scales, group_runs, read_curves, read_run, state_of
 from benchmark.statistics import (
     Statistic,
     bootstrap_interval,
@@ -330,6 +330,13 @@ def test_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> None:
     assert [run.folder for run in unfinished["Toy-v1", "ppo"]] == [part, silent]
     assert notes[0] == f"Left out, not finished: {part.name} (last evaluation at step 1,000 of 1,001)."
     assert notes[1] == f"Left out, not finished: {silent.name} (last evaluation at step 0 of 1,000)."
+
+
+def test_a_run_is_finished_when_all_its_scores_are() -> None:
+    """A run that was killed between two evaluations of its last step is not."""
+    whole, part = np.array([[100.0, 1.0, 0.5]]), np.array([[50.0, 1.0, 0.5]])
+    assert state_of({"eval/red_score_vs_random": whole, "eval/blue_score_vs_random": whole}, 100, []) == "finished"
+    assert state_of({"eval/red_score_vs_random": whole, "eval/blue_score_vs_random": part}, 100, []) == "unfinished"
 
 
 def test_runs_of_other_arguments_are_named(tmp_path: Path) -> None:
