@@ -1,5 +1,7 @@
 """Generalised advantage estimation against its definition, summed term by term in Python floats."""
 
+from types import ModuleType
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from ppo_continuous import compute_gae
+import ppo_continuous
+import ppo_selfplay
 
+MODULES = [ppo_continuous, ppo_selfplay]
 GAMMA, LAMBDA = 0.97, 0.9
 
 
@@ -39,34 +43,37 @@ def random_rollout(num_steps: int, num_envs: int) -> dict[str, np.ndarray]:
     return rollout | {name: np.zeros((num_steps, num_envs), dtype=bool) for name in ("terminations", "dones")}
 
 
-def compute(rollout: dict[str, np.ndarray]) -> np.ndarray:
+def compute(rollout: dict[str, np.ndarray], module: ModuleType) -> np.ndarray:
     """The script's advantages."""
-    return compute_gae(
+    return module.compute_gae(
         **{name: torch.as_tensor(x).double() for name, x in rollout.items()}, gamma=GAMMA, lambda_=LAMBDA
     ).numpy()
 
 
+@pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("end", ["termination", "truncation", "both", "neither"])
 @pytest.mark.parametrize("t", [0, 3, 7], ids=["first", "middle", "last"])
-def test_one_end_in_one_of_three_environments(end: str, t: int) -> None:
+def test_one_end_in_one_of_three_environments(module: ModuleType, end: str, t: int) -> None:
     """An episode ends in one environment only; final observations have values of their own."""
     rollout = random_rollout(8, 3)
     if end != "neither":
         rollout["dones"][t, 1], rollout["terminations"][t, 1] = True, end in ("termination", "both")
         rollout["next_values"][t, 1] = 5.0  # of the final observation, which is not the next row's
-    np.testing.assert_allclose(compute(rollout), gae_by_definition(**rollout), rtol=1e-12)
+    np.testing.assert_allclose(compute(rollout, module), gae_by_definition(**rollout), rtol=1e-12)
 
 
-def test_many_ends() -> None:
+@pytest.mark.parametrize("module", MODULES)
+def test_many_ends(module: ModuleType) -> None:
     """Ends of both kinds at random, in a long rollout."""
     rollout, rng = random_rollout(200, 5), np.random.default_rng(1)
     rollout["dones"] = rng.random((200, 5)) < 0.15
     rollout["terminations"] = rollout["dones"] & (rng.random((200, 5)) < 0.5)
     rollout["next_values"][rollout["dones"]] = rng.normal(size=rollout["dones"].sum())
-    np.testing.assert_allclose(compute(rollout), gae_by_definition(**rollout), rtol=1e-10)
+    np.testing.assert_allclose(compute(rollout, module), gae_by_definition(**rollout), rtol=1e-10)
 
 
-def test_by_hand() -> None:
+@pytest.mark.parametrize("module", MODULES)
+def test_by_hand(module: ModuleType) -> None:
     """Two steps, gamma = lambda = 0.5, worked out on paper."""
     column = lambda *x: torch.tensor(x, dtype=torch.float64)[:, None]  # noqa: E731
     rewards, values, next_values = column(1.0, 2.0), column(0.5, 1.0), column(1.0, 4.0)
@@ -77,7 +84,7 @@ def test_by_hand() -> None:
         ((0, 0), (1, 0), (1.0, 3.0)),  # a truncation first: the trace is cut, the bootstrap stays
         ((1, 0), (1, 0), (0.5, 3.0)),  # a termination first: both go
     ]:
-        advantages = compute_gae(rewards, values, next_values, column(*terminated), column(*done), 0.5, 0.5)
+        advantages = module.compute_gae(rewards, values, next_values, column(*terminated), column(*done), 0.5, 0.5)
         assert advantages.flatten().tolist() == pytest.approx(expected)
 
 
@@ -89,4 +96,5 @@ def test_any_rollout(shape: tuple[int, int], data: st.DataObject) -> None:
     rollout = {name: data.draw(arrays(np.float64, shape, elements=st.floats(-1e3, 1e3))) for name in names}
     rollout["dones"] = data.draw(arrays(np.bool_, shape))
     rollout["terminations"] = rollout["dones"] & data.draw(arrays(np.bool_, shape))
-    np.testing.assert_allclose(compute(rollout), gae_by_definition(**rollout), atol=1e-8)
+    for module in MODULES:
+        np.testing.assert_allclose(compute(rollout, module), gae_by_definition(**rollout), atol=1e-8)

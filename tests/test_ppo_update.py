@@ -78,7 +78,8 @@ def test_value_loss_by_cases() -> None:
     [
         {},
         {"norm_adv": True, "clip_vloss": True, "ent_coef": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.999},
-        {"max_grad_norm": 0.01},
+        {"max_grad_norm": 0.01},  # always shortened
+        {"max_grad_norm": 1e3},  # never shortened, and never made longer
         {"log_std_min": -0.28},
     ],
 )

@@ -37,13 +37,14 @@ from benchmark.figures import (
 )
 from benchmark.random_policy import random_return
 from benchmark.report import PUBLISHED, Args, main
-from benchmark.runs import Groups, Run, find_scales, group_runs, read_curves, read_run
+from benchmark.runs import Groups, Run, find_scales, group_runs, read_curves, read_run, state_of
 from benchmark.statistics import (
     Statistic,
     bootstrap_interval,
     crossed_interval,
     interquartile_mean,
     mean,
+    performance_profile,
     probability_of_improvement,
     student_interval,
     win_interval,
@@ -200,6 +201,12 @@ def test_a_nan_is_the_worst_and_not_the_best() -> None:
     assert probability_of_improvement(theirs, ours)[0] == 0.5
 
 
+def test_a_profile_counts_the_runs_above_a_threshold() -> None:
+    """A run at the threshold is not above it (Agarwal et al. 2021, section 4.2); leading axes are separate."""
+    scores, thresholds = np.array([[0.0, 0.5, 0.5, 1.0], [2.0, 2.0, 2.0, 2.0]]), np.array([-1.0, 0.0, 0.5, 1.0])
+    assert performance_profile(scores, thresholds).tolist() == [[1.0, 0.75, 0.25, 0.0], [1.0, 1.0, 1.0, 1.0]]
+
+
 def coverage(low: np.ndarray, high: np.ndarray, truth: float) -> float:
     """Share of the intervals that hold the truth."""
     return float(np.mean((low <= truth) & (truth <= high)))
@@ -227,6 +234,15 @@ def test_interval_of_two_sets_of_runs_holds_the_mean(n: int) -> None:
     ends = np.array([crossed_interval(x) for x in scores])
     assert 0.93 < coverage(ends[:, 0], ends[:, 1], 0.5) < 0.975
     assert crossed_interval(np.full((n, 2), 0.25)) == (0.25, 0.25)
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 12), (12, 3), (5, 5)])
+def test_interval_of_two_sets_of_runs_without_noise_is_welchs(n: int, m: int) -> None:
+    """Where a score is the difference of two strengths, the interval is that of Welch's t test, as scipy has it."""
+    rng = np.random.default_rng(n)
+    ours, theirs = rng.normal(1.0, 3.0, n), rng.normal(0.0, 0.5, m)
+    welch = scipy.stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    assert crossed_interval(ours[:, None] - theirs) == pytest.approx((welch.low, welch.high))
 
 
 @pytest.mark.parametrize("n", [5, 10])
@@ -314,6 +330,13 @@ def test_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> None:
     assert [run.folder for run in unfinished["Toy-v1", "ppo"]] == [part, silent]
     assert notes[0] == f"Left out, not finished: {part.name} (last evaluation at step 1,000 of 1,001)."
     assert notes[1] == f"Left out, not finished: {silent.name} (last evaluation at step 0 of 1,000)."
+
+
+def test_a_run_is_finished_when_all_its_scores_are() -> None:
+    """A run that was killed between two evaluations of its last step is not."""
+    whole, part = np.array([[100.0, 1.0, 0.5]]), np.array([[50.0, 1.0, 0.5]])
+    assert state_of({"eval/red_score_vs_random": whole, "eval/blue_score_vs_random": whole}, 100, []) == "finished"
+    assert state_of({"eval/red_score_vs_random": whole, "eval/blue_score_vs_random": part}, 100, []) == "unfinished"
 
 
 def test_runs_of_other_arguments_are_named(tmp_path: Path) -> None:

@@ -210,6 +210,12 @@ def test_seeds_depend_on_seed_and_step_only() -> None:
     assert all(len({draw[i] for draw in draws}) == 3 for i in range(4))
 
 
+def test_no_two_runs_meet_the_same_seed() -> None:
+    """Neither at one step nor at different ones: with seed + step, seed 1 at step 10 would be seed 2 at step 9."""
+    seeds = [seed_streams(seed, step) for seed in range(20) for step in range(20)]
+    assert len(set(seeds)) == len(seeds)
+
+
 @pytest.mark.parametrize(("stride", "due"), [(10, [20, 40, 60, 80, 100]), (16, [32, 48, 64, 80, 112]), (50, [50, 100])])
 def test_due(stride: int, due: list[int]) -> None:
     """An iteration that passes a multiple of 20; 0 is never due."""
@@ -453,3 +459,20 @@ def test_buffers_saved_and_loaded_in_any_order(tmp_path: Path, capacity: int, st
         assert buffer.total == count
         kept = np.arange(max(0, count - capacity), count)
         assert (buffer.data[kept % capacity].numpy() == kept[:, None]).all()
+
+
+def test_the_buffer_of_the_checkpoint_before_can_still_be_read(tmp_path: Path) -> None:
+    """Its files stay until the next checkpoint, also those whose transitions the newest one no longer has."""
+    buffer = ReplayBuffer(10, 1, 1, torch.device("cpu"))
+    files, contents = BufferFiles(buffer, tmp_path), np.zeros(0)
+    before: dict[str, Any] = {}
+    for start in range(0, 60, 4):
+        numbers = np.arange(start, start + 4, dtype=np.float32)
+        buffer.add(numbers[:, None], numbers[:, None], numbers, numbers[:, None], numbers)
+        newest = files.state_dict()
+        files.remove_old()
+        if before:
+            other = ReplayBuffer(10, 1, 1, torch.device("cpu"))
+            BufferFiles(other, tmp_path).load_state_dict(before)
+            assert np.array_equal(other.data[:, 0].numpy(), contents)
+        before, contents = newest, buffer.data[:, 0].numpy().copy()

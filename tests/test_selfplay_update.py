@@ -205,7 +205,14 @@ def test_squashed_policy() -> None:
 
 @pytest.mark.parametrize("branches", [(), (4,), (2, 5)], ids=str)
 @pytest.mark.parametrize(
-    "flags", [{"ent_coef": 0.1}, {"norm_adv": False, "clip_vloss": False}, {"max_grad_norm": 0.01}], ids=str
+    "flags",
+    [
+        {"ent_coef": 0.1},
+        {"norm_adv": False, "clip_vloss": False},
+        {"max_grad_norm": 0.01},  # always shortened
+        {"max_grad_norm": 1e3},  # never shortened, and never made longer
+    ],
+    ids=str,
 )
 def test_ppo_updates_against_a_second_implementation(branches: tuple[int, ...], flags: dict[str, Any]) -> None:
     """Five steps, every weight: networks, masked policy, joint loss sample by sample, gradient clipping and Adam."""

@@ -11,8 +11,16 @@ import torch
 from conftest import Train
 
 import ppo_continuous
+import ppo_selfplay
+import sac_continuous
+import sac_selfplay
+
+SCRIPTS = pytest.mark.parametrize(
+    "script", [ppo_continuous, sac_continuous, ppo_selfplay, sac_selfplay], ids=lambda script: script.__name__
+)
 
 
+@SCRIPTS
 def test_moments_of_a_stream_in_uneven_batches(script: ModuleType) -> None:
     """Batches of one row too, and a mean far from zero, where naive sums of squares lose their digits."""
     rng = np.random.default_rng(0)
@@ -25,6 +33,7 @@ def test_moments_of_a_stream_in_uneven_batches(script: ModuleType) -> None:
     assert stats.count.item() == 1000
 
 
+@SCRIPTS
 @pytest.mark.parametrize("epsilon", [None, 0.5])
 def test_normalize_centres_scales_and_clips(script: ModuleType, epsilon: float | None) -> None:
     """Against NumPy; one value is an outlier."""

@@ -1,0 +1,685 @@
+"""Mutation tests: plausible errors, put into a copy of the code one at a time, that the tests ought to notice.
+
+    python tests/mutants.py              # all mutants
+    python tests/mutants.py --only 3 17  # some of them
+
+Prints a Markdown table. A mutant is killed if one of its tests fails on it. First all these tests must pass on the
+unchanged code. Tests marked slow are left out, and so is `tests/test_siblings.py`: it notices any change of code that
+two scripts share.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT = 300  # seconds for the tests of a mutant
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "runs", "sweeps", "wandb", "__pycache__", ".*_cache")
+
+
+class Mutant(NamedTuple):
+    """One error."""
+
+    file: str
+    old: str
+    """text that occurs exactly once in the file"""
+    new: str
+    summary: str
+    """the error in a few words"""
+    tests: str
+    """what ought to notice: test files, or ids of tests where a file takes minutes"""
+    equivalent: str = ""
+    """why no test can notice it"""
+
+
+SAC, PPO, SAC_SELFPLAY, PPO_SELFPLAY = "sac_continuous.py", "ppo_continuous.py", "sac_selfplay.py", "ppo_selfplay.py"
+ELO, POOL, MATCHES, TEAM_ENV = "utils/elo.py", "utils/snapshot_pool.py", "utils/matches.py", "utils/team_env.py"
+GAMES, CROSS_PLAY, EVALUATION = "utils/games.py", "utils/cross_play.py", "utils/evaluation.py"
+STACK, RUN = "utils/policy_stack.py", "utils/run.py"
+STATISTICS, RUNS = "benchmark/statistics.py", "benchmark/runs.py"
+
+SAC_TESTS, PPO_TESTS = "tests/test_sac_update.py", "tests/test_ppo_update.py"
+SELFPLAY_TESTS, GAE_TESTS, MOMENT_TESTS = (
+    "tests/test_selfplay_update.py",
+    "tests/test_gae.py",
+    "tests/test_statistics.py",
+)
+ENVIRONMENT_TESTS = "tests/test_environments.py"
+ELO_TESTS, POOL_TESTS = "tests/test_elo.py", "tests/test_snapshot_pool.py"
+MATCHES_TESTS = "tests/test_matches.py tests/test_turns.py"
+REPORT_TESTS = "tests/test_report.py"
+
+MUTANTS = [
+    # --- losses and updates: SAC ---
+    Mutant(
+        SAC,
+        "args.gamma * (1.0 - terminations) * next_values",
+        "args.gamma * next_values",
+        "target: bootstraps after a termination",
+        SAC_TESTS,
+    ),
+    Mutant(
+        SAC,
+        "agent.qf_target(next_obs, next_actions).amin(0)",
+        "agent.qf_target(next_obs, next_actions).amax(0)",
+        "target: maximum of the critics",
+        SAC_TESTS,
+    ),
+    Mutant(
+        SAC,
+        "(log_normal - log_det).sum(-1)",
+        "(log_normal - log_det).mean(-1)",
+        "log-probability: mean over action dimensions",
+        SAC_TESTS,
+    ),
+    Mutant(
+        SAC,
+        "-args.target_entropy_scale * noise.shape[1]",
+        "-args.target_entropy_scale * noise.shape[0]",
+        "target entropy: from the batch size",
+        SAC_TESTS,
+    ),
+    Mutant(
+        SAC,
+        "list(source.parameters()), tau)",
+        "list(source.parameters()), 1.0 - tau)",
+        "target networks: tau and 1 - tau confused",
+        SAC_TESTS,
+    ),
+    Mutant(
+        SAC,
+        "if step % args.target_network_frequency == 0:",
+        "if (step + 1) % args.target_network_frequency == 0:",
+        "target networks: updated one step late",
+        SAC_TESTS,
+    ),
+    Mutant(
+        SAC,
+        "agent.log_alpha.exp().detach() * log_prob",
+        "agent.log_alpha.exp() * log_prob",
+        "actor loss: entropy coefficient not detached",
+        SAC_TESTS,
+        "(equivalent: the gradient is taken with respect to the actor's parameters only)",
+    ),
+    Mutant(
+        SAC,
+        "buffer.add(obs, actions, rewards, final_obs, terminations)",
+        "buffer.add(obs, actions, rewards, final_obs, terminations | truncations)",
+        "main: a truncation stored as a termination",
+        ENVIRONMENT_TESTS,
+    ),
+    Mutant(
+        SAC,
+        "int(args.updates_per_step * (global_step - args.learning_starts))",
+        "int(args.updates_per_step * global_step)",
+        "main: learning_starts not subtracted",
+        "tests/test_runs.py::test_updates_per_step",
+    ),
+    # --- losses and updates: PPO ---
+    Mutant(
+        PPO,
+        "loss = -torch.min(advantages * ratio,",
+        "loss = -torch.max(advantages * ratio,",
+        "policy loss: maximum",
+        PPO_TESTS,
+    ),
+    Mutant(
+        PPO,
+        "ratio.clamp(1.0 - clip_coef, 1.0 + clip_coef)",
+        "ratio.clamp(max=1.0 + clip_coef)",
+        "policy loss: ratio not clipped from below",
+        PPO_TESTS,
+    ),
+    Mutant(
+        PPO,
+        "errors = torch.max(errors, (clipped_values",
+        "errors = torch.min(errors, (clipped_values",
+        "value loss: the smaller error",
+        PPO_TESTS,
+    ),
+    Mutant(
+        PPO,
+        "policy_loss - args.ent_coef * entropy",
+        "policy_loss + args.ent_coef * entropy",
+        "joint loss: sign of the entropy",
+        PPO_TESTS,
+    ),
+    Mutant(
+        PPO,
+        "(mb_advantages.std() + 1e-8)",
+        "(mb_advantages.var() + 1e-8)",
+        "advantages divided by the variance",
+        PPO_TESTS,
+    ),
+    Mutant(
+        PPO,
+        "    log_prob = normal_log_prob(actions, *agent.actor(agent.normalize(raw_obs)))\n"
+        "    agent.obs_rms.update(raw_obs.flatten(0, 1))\n",
+        "    agent.obs_rms.update(raw_obs.flatten(0, 1))\n"
+        "    log_prob = normal_log_prob(actions, *agent.actor(agent.normalize(raw_obs)))\n",
+        "old log-probabilities under the new statistics",
+        PPO_TESTS,
+    ),
+    Mutant(
+        PPO,
+        "discounted_return[dones] = 0.0",
+        "discounted_return[terminations] = 0.0",
+        "main: discounted return goes on after a truncation",
+        f"{MOMENT_TESTS} {ENVIRONMENT_TESTS}",
+    ),
+    # --- losses and updates: self-play ---
+    Mutant(
+        PPO_SELFPLAY,
+        "(args.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0)",
+        "(args.max_grad_norm / (grad_norm + 1e-6))",
+        "gradient always scaled to max_grad_norm",
+        SELFPLAY_TESTS,
+    ),
+    Mutant(
+        PPO_SELFPLAY,
+        "(ratio - 1.0 - log_ratio).mean()",
+        "(ratio - 1.0 + log_ratio).mean()",
+        "KL metric: sign of the log-ratio",
+        SELFPLAY_TESTS,
+    ),
+    Mutant(
+        PPO_SELFPLAY,
+        "agent.obs_rms.update(raw_obs[valid])",
+        "agent.obs_rms.update(raw_obs.flatten(0, 1))",
+        "statistics also of agents that have left",
+        f"{SELFPLAY_TESTS} tests/test_selfplay_runs.py",
+    ),
+    Mutant(
+        PPO_SELFPLAY,
+        "age >= args.save_steps or (next_learner != learner and age > 0)",
+        "age >= args.save_steps",
+        "no snapshot at the end of a turn",
+        "tests/test_turns.py tests/test_selfplay_runs.py",
+    ),
+    Mutant(
+        SAC_SELFPLAY,
+        "agent.per_branch(log_probs.exp() * soft_values).mean(-1)",
+        "agent.per_branch(log_probs.exp() * soft_values).sum(-1)",
+        "target: sum over branches",
+        SELFPLAY_TESTS,
+    ),
+    Mutant(
+        SAC_SELFPLAY,
+        "    obs, _, actions, rewards, next_obs, next_masks, terminations = batch",
+        "    obs, next_masks, actions, rewards, next_obs, _, terminations = batch",
+        "target: masks of the step before",
+        SELFPLAY_TESTS,
+    ),
+    Mutant(
+        SAC_SELFPLAY,
+        "torch.tensor([0, *agent.branches[:-1]], device=obs.device).cumsum(0)",
+        "torch.tensor([0, *agent.branches[:-1]], device=obs.device)",
+        "critics' loss: offsets of branches not summed",
+        SELFPLAY_TESTS,
+    ),
+    Mutant(
+        SAC_SELFPLAY,
+        "(entropies.detach() - targets)",
+        "(targets - entropies.detach())",
+        "entropy coefficient: sign",
+        SELFPLAY_TESTS,
+    ),
+    Mutant(
+        SAC_SELFPLAY,
+        "next_values - (alpha * target_entropies(agent, next_masks, args)).mean(-1)",
+        "next_values + (alpha * target_entropies(agent, next_masks, args)).mean(-1)",
+        "target: sign of the target entropy",
+        SELFPLAY_TESTS,
+    ),
+    Mutant(
+        SAC_SELFPLAY,
+        "step, matches.rating_of(behavior))",
+        "step, matches.rating)",
+        "final snapshot: rating of the other behaviour",
+        "tests/test_turns.py tests/test_selfplay_runs.py",
+    ),
+    # --- replay buffer ---
+    Mutant(
+        SAC,
+        "torch.randint(min(self.total, len(self.data)), (batch_size,)",
+        "torch.randint(min(self.total, len(self.data)) - 1, (batch_size,)",
+        "the last row is never drawn",
+        "tests/test_replay_buffer.py",
+    ),
+    Mutant(
+        SAC,
+        "self.total += len(rows)",
+        "self.total += 1",
+        "counts batches in place of transitions",
+        "tests/test_replay_buffer.py",
+    ),
+    Mutant(
+        SAC_SELFPLAY,
+        '>= self.window["left_out"]]',
+        '> self.window["left_out"]]',
+        "leaves out the oldest opponent of the window",
+        SELFPLAY_TESTS,
+    ),
+    Mutant(
+        SAC_SELFPLAY,
+        "torch.searchsorted(eligible, self.total - capacity)",
+        "torch.searchsorted(eligible, self.total - capacity, right=True)",
+        "drops one transition too many at the end of the ring",
+        SELFPLAY_TESTS,
+    ),
+    # --- generalised advantage estimation ---
+    Mutant(
+        PPO,
+        "deltas = rewards + gamma * (1.0 - terminations) * next_values - values",
+        "deltas = rewards + gamma * (1.0 - dones) * next_values - values",
+        "GAE: no bootstrap after a truncation",
+        GAE_TESTS,
+    ),
+    Mutant(
+        PPO,
+        "decays = gamma * lambda_ * (1.0 - dones)",
+        "decays = gamma * lambda_ * (1.0 - terminations)",
+        "GAE: the trace goes through a truncation",
+        GAE_TESTS,
+    ),
+    Mutant(
+        PPO_SELFPLAY,
+        "decays = gamma * lambda_ * (1.0 - dones)",
+        "decays = lambda_ * (1.0 - dones)",
+        "GAE: gamma missing in the trace",
+        f"{GAE_TESTS} {SELFPLAY_TESTS}",
+    ),
+    Mutant(
+        PPO_SELFPLAY,
+        "return torch.stack(advantages).flip(0)",
+        "return torch.stack(advantages)",
+        "GAE: advantages in reverse order",
+        f"{GAE_TESTS} {SELFPLAY_TESTS}",
+    ),
+    # --- running statistics ---
+    Mutant(SAC, "x.var(0, correction=0) * len(x)", "x.var(0) * len(x)", "sample variance of a batch", MOMENT_TESTS),
+    Mutant(
+        PPO,
+        "delta**2 * self.count * len(x) / total",
+        "delta**2 * len(x) / total",
+        "merging: old count missing",
+        MOMENT_TESTS,
+    ),
+    Mutant(
+        PPO_SELFPLAY,
+        "return (self.var + self.epsilon).sqrt()",
+        "return self.var.sqrt() + self.epsilon",
+        "epsilon outside of the root",
+        f"{MOMENT_TESTS} {SELFPLAY_TESTS}",
+    ),
+    # --- Adam ---
+    Mutant(
+        PPO,
+        '{"beta1": beta1, "beta2": beta2, "eps": eps}',
+        '{"beta1": beta2, "beta2": beta1, "eps": eps}',
+        "Adam: betas swapped",
+        PPO_TESTS,
+    ),
+    Mutant(
+        SAC_SELFPLAY,
+        "parameter.data = chunk.view_as(parameter)",
+        "parameter.data.copy_(chunk.view_as(parameter))",
+        "Adam: parameters are no views of the vector",
+        SELFPLAY_TESTS,
+    ),
+    # --- ratings and pools ---
+    Mutant(
+        ELO,
+        "10.0 ** ((opponent_rating - rating) / 400.0)",
+        "10.0 ** ((rating - opponent_rating) / 400.0)",
+        "expected score: sign",
+        ELO_TESTS,
+    ),
+    Mutant(
+        ELO,
+        "np.percentile(ratings[1:], [2.5, 97.5], axis=0)",
+        "np.percentile(ratings[1:], [5.0, 95.0], axis=0)",
+        "bootstrap: quantiles of a 90% interval",
+        ELO_TESTS,
+    ),
+    Mutant(
+        ELO,
+        "fit_bradley_terry(games_per_score * results, mean, prior_games)",
+        "fit_bradley_terry(results, mean, prior_games)",
+        "bootstrap: games_per_score missing",
+        ELO_TESTS,
+    ),
+    Mutant(
+        ELO,
+        "(scores.size * scores.var() + z2 / 4)",
+        "(scores.size * scores.var(ddof=1) + z2 / 4)",
+        "score interval: sample variance",
+        ELO_TESTS,
+    ),
+    Mutant(
+        POOL,
+        "self.snapshots[self.rng.integers(len(self.snapshots))]",
+        "self.snapshots[self.rng.integers(len(self.snapshots) - 1)]",
+        "uniform draw without the newest",
+        POOL_TESTS,
+    ),
+    Mutant(
+        POOL, "priorities = (1.0 - scores) ** 2", "priorities = scores**2", "priority of beaten snapshots", POOL_TESTS
+    ),
+    Mutant(POOL, "value.detach().clone()", "value.detach()", "snapshots share the learner's weights", POOL_TESTS),
+    # --- matches ---
+    Mutant(
+        MATCHES,
+        "elo_change(rating, opponent.rating, result, self.elo_k)",
+        "elo_change(self.rating, opponent.rating, result, self.elo_k)",
+        "second opponent meets a rating already changed",
+        MATCHES_TESTS,
+    ),
+    Mutant(
+        MATCHES,
+        "/ (len(self.behaviors) - 1)",
+        "/ len(self.behaviors)",
+        "rating change divided by the teams",
+        MATCHES_TESTS,
+    ),
+    Mutant(
+        MATCHES,
+        "opponent.rating -= change",
+        "self.pools[self.behaviors[team]].latest.rating -= change",
+        "rating credited to the newest snapshot",
+        MATCHES_TESTS,
+    ),
+    Mutant(
+        MATCHES,
+        "if self.ghost_steps - self.drawn_at[game] >= self.swap_steps:",
+        "if self.ghost_steps - self.drawn_at[game] > self.swap_steps:",
+        "opponents swapped one step late",
+        MATCHES_TESTS,
+    ),
+    Mutant(
+        MATCHES,
+        "cut = (self.ages == self.cut_at) & ~result.over",
+        "cut = self.ages == self.cut_at",
+        "a game that is over is cut as well",
+        MATCHES_TESTS,
+    ),
+    Mutant(
+        MATCHES,
+        "round(ghosts / learners * self.team_change",
+        "round(learners / ghosts * self.team_change",
+        "swaps per turn: ratio inverted",
+        MATCHES_TESTS,
+    ),
+    Mutant(
+        MATCHES,
+        "lengths = np.array([1.0 / size for size in sizes.values()])",
+        "lengths = np.array([float(size) for size in sizes.values()])",
+        "longer turns for larger teams",
+        MATCHES_TESTS,
+    ),
+    # --- games ---
+    Mutant(
+        TEAM_ENV,
+        "returns += np.stack([rewards.mean(axis=1) for rewards in step.rewards], axis=1)",
+        "returns += np.stack([rewards.sum(axis=1) for rewards in step.rewards], axis=1)",
+        "a cut game: sum over the team's agents",
+        "tests/test_team_env.py",
+    ),
+    Mutant(
+        TEAM_ENV,
+        "ended = running & step.over",
+        "ended = step.over",
+        "a later game overwrites the score of the first",
+        "tests/test_team_env.py",
+    ),
+    Mutant(
+        TEAM_ENV,
+        "legal_actions(env, t) | over[:, None, None] | ~env.alive[t][:, :, None]",
+        "legal_actions(env, t) | over[:, None, None]",
+        "next legal actions of an agent that has left",
+        "tests/test_team_env.py",
+    ),
+    Mutant(
+        TEAM_ENV,
+        "is_terminated or not (is_alive or is_truncated)",
+        "is_terminated or not is_alive",
+        "PettingZoo: a truncation is a termination as well",
+        "tests/test_team_env.py",
+    ),
+    Mutant(
+        TEAM_ENV,
+        "space.dtype.type(action[0] + space.start)",
+        "space.dtype.type(action[0])",
+        "PettingZoo: start of a Discrete space ignored",
+        "tests/test_team_env.py",
+    ),
+    Mutant(
+        GAMES,
+        "(distance.max(axis=0) > self.ring())",
+        "(distance.min(axis=0) > self.ring())",
+        "sumo ends when both discs have left",
+        "tests/test_games.py",
+    ),
+    Mutant(
+        GAMES,
+        "np.minimum(parting_speed, 0)",
+        "np.maximum(parting_speed, 0)",
+        "sumo: discs that part collide",
+        "tests/test_games.py",
+    ),
+    Mutant(
+        GAMES,
+        "((0, 1, 2), (1, 0, 2), (2, 0, 1))",
+        "((0, 1, 2), (1, 2, 0), (2, 0, 1))",
+        "pursuit: a pursuer takes its partner for the evader",
+        "tests/test_games.py",
+    ),
+    Mutant(
+        GAMES,
+        "safety = np.abs(places - pursuers[:, None]).min(axis=0)",
+        "safety = np.abs(places - pursuers[:, None]).max(axis=0)",
+        "pursuit: flees from the farther pursuer",
+        "tests/test_games.py",
+    ),
+    # --- cross-play, evaluation, policy stack ---
+    Mutant(
+        CROSS_PLAY,
+        "seats[games % total], seed + start, deterministic)",
+        "seats[games % total], seed + start + k, deterministic)",
+        "seeds of the two sides not paired",
+        "tests/test_cross_play.py",
+    ),
+    Mutant(
+        CROSS_PLAY,
+        "against = 0.5 + 0.5 * (",
+        "against = 0.5 + (",
+        "progress of a role: difference not halved",
+        "tests/test_cross_play.py",
+    ),
+    Mutant(
+        EVALUATION,
+        "_, i, j = min((score, *pair)",
+        "_, i, j = max((score, *pair)",
+        "video of the worst scripted player",
+        "tests/test_evaluation.py",
+    ),
+    Mutant(
+        EVALUATION,
+        "np.linspace(len(pool.snapshots) - 1, 0, count)[::-1]",
+        "np.linspace(0, len(pool.snapshots) - 1, count)",
+        "table of one snapshot: the oldest",
+        "tests/test_evaluation.py",
+    ),
+    Mutant(
+        STACK,
+        "(np.cumsum(counts) - counts))[policy[order]]",
+        "(np.cumsum(counts) - counts))[policy]",
+        "rows placed by the unsorted policies",
+        "tests/test_policy_stack.py",
+    ),
+    # --- runs ---
+    Mutant(
+        RUN,
+        "step % frequency < self.stride for",
+        "step % frequency <= self.stride for",
+        "due one iteration too often",
+        "tests/test_run.py",
+    ),
+    Mutant(
+        RUN,
+        "np.random.SeedSequence((seed, global_step))",
+        "np.random.SeedSequence(seed + global_step)",
+        "seeds of different runs overlap",
+        "tests/test_run.py",
+    ),
+    Mutant(
+        RUN,
+        "self.running[:2, dones & (self.running[2] == 1)].T",
+        "self.running[:2, dones].T",
+        "first episodes are not skipped",
+        f"tests/test_run.py {ENVIRONMENT_TESTS}",
+    ),
+    Mutant(
+        RUN,
+        "for start, _ in self.files + self.previous}",
+        "for start, _ in self.files}",
+        "buffer files of the previous checkpoint removed",
+        "tests/test_run.py",
+    ),
+    Mutant(
+        RUN,
+        "self.global_step + (row + 1) * self.stride // len(rows)",
+        "self.global_step + row * self.stride // len(rows)",
+        "a bad number is reported one step early",
+        "tests/test_run.py",
+    ),
+    # --- benchmark ---
+    Mutant(
+        STATISTICS,
+        "np.sort(\n        np.where(np.isnan(values), -np.inf, values), axis=-1\n    )",
+        "np.sort(values, axis=-1)",
+        "interquartile mean: NaN counts as the best",
+        REPORT_TESTS,
+    ),
+    Mutant(
+        STATISTICS,
+        "values.std(-1, ddof=1) / np.sqrt(n)",
+        "values.std(-1) / np.sqrt(n)",
+        "Student's interval: population variance",
+        REPORT_TESTS,
+    ),
+    Mutant(
+        STATISTICS,
+        "scores.mean(1 - axis).var(ddof=1) / scores.shape[axis]",
+        "scores.mean(1 - axis).var(ddof=1) / scores.shape[1 - axis]",
+        "crossed interval: wrong axis",
+        REPORT_TESTS,
+    ),
+    Mutant(
+        STATISTICS,
+        "(scores[..., None, :] > thresholds[:, None])",
+        "(scores[..., None, :] >= thresholds[:, None])",
+        "performance profile: at least, not more than",
+        REPORT_TESTS,
+    ),
+    Mutant(
+        RUNS,
+        "np.array([run.curves[key][-1, 2] for run in group])",
+        "np.array([run.curves[key][:, 2].max() for run in group])",
+        "the maximum over training, not the final policy",
+        REPORT_TESTS,
+    ),
+    Mutant(
+        RUNS,
+        "if point[1] < first_step]",
+        "if point[1] <= first_step]",
+        "a resumed run: one point doubled",
+        REPORT_TESTS,
+    ),
+    Mutant(
+        RUNS,
+        "if scores and min(curve[-1, 0] for curve in scores)",
+        "if scores and max(curve[-1, 0] for curve in scores)",
+        "finished when one of several scores is",
+        REPORT_TESTS,
+    ),
+    Mutant(
+        RUNS,
+        'worst = min(scores, default=float("nan"))',
+        'worst = max(scores, default=float("nan"))',
+        "a failed run counts as the best",
+        REPORT_TESTS,
+    ),
+]
+
+
+def mutate(mutant: Mutant) -> str:
+    """The file with the error; exits with one sentence if the place of the error is not found exactly once."""
+    text = (ROOT / mutant.file).read_text()
+    if text.count(mutant.old) != 1:
+        sys.exit(
+            f"error: {mutant.file} must have this text once, and has it {text.count(mutant.old)} times: {mutant.old!r}"
+        )
+    return text.replace(mutant.old, mutant.new)
+
+
+def run_tests(tests: Sequence[str], root: Path) -> str:
+    """Runs tests in a checkout: "" if they pass, else the first that failed; exits if they cannot be run."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
+    try:
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return f"no end in {TIMEOUT} seconds"
+    if done.returncode not in (0, 1):
+        sys.exit(f"error: pytest ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
+    if done.returncode == 0:
+        return ""
+    failed = next(line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR ")))
+    return failed.split()[1].partition("[")[0]
+
+
+def copy_to(folder: Path) -> Path:
+    """A copy of the checkout in this folder."""
+    return Path(shutil.copytree(ROOT, folder / "copy", ignore=NOT_COPIED))
+
+
+def judge(mutant: Mutant) -> str:
+    """What killed the mutant, or "" if it survived."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = copy_to(Path(folder))
+        (root / mutant.file).write_text(mutate(mutant))
+        return run_tests(mutant.tests.split(), root)
+
+
+def main() -> None:
+    """Runs the mutants and prints their table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers = range(1, len(MUTANTS) + 1)
+    parser.add_argument("--only", nargs="+", type=int, choices=numbers, default=numbers, metavar="N", help="only these")
+    chosen = {number: MUTANTS[number - 1] for number in parser.parse_args().only}
+    for mutant in chosen.values():
+        mutate(mutant)
+    with tempfile.TemporaryDirectory() as folder:
+        root = copy_to(Path(folder))
+        for tests in dict.fromkeys(test for mutant in chosen.values() for test in mutant.tests.split()):
+            if failed := run_tests([tests], root):
+                sys.exit(f"error: {failed} fails on the unchanged code")
+    print("| | file | error | noticed by |\n|---|---|---|---|", flush=True)
+    killed = 0
+    for number, mutant in chosen.items():
+        test = judge(mutant)
+        killed += bool(test)
+        result = f"`{test.removeprefix('tests/')}`" if test else f"**survived** {mutant.equivalent}".rstrip()
+        print(f"| {number} | `{mutant.file}` | {mutant.summary} | {result} |", flush=True)
+    print(f"\n{killed} of {len(chosen)} mutants killed ({killed / len(chosen):.0%}).")
+
+
+if __name__ == "__main__":
+    main()
