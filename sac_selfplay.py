@@ -664,11 +664,11 @@ def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bo
 def add_final_snapshots(agents: Mapping[str, Agent], matches: Matches, args: Args) -> None:
     """Makes the last snapshot of each behaviour its final policy, in place of one that is nearly as new."""
     for behavior, pool in matches.pools.items():
-        step = matches.learner_steps[behavior]
+        step, rating = matches.learner_steps[behavior], matches.rating_of(behavior)
         if step > pool.latest.step:
             if pool.latest.step > max(0, step - args.save_steps / 2):
                 pool.snapshots.pop()
-            pool.add(agents[behavior].acting_weights(), step, matches.rating_of(behavior))
+            pool.add(agents[behavior].acting_weights(), step, rating)
 
 
 # === Main =============================================================================================================

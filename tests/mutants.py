@@ -239,8 +239,8 @@ MUTANTS = [
     ),
     Mutant(
         SAC_SELFPLAY,
-        "step, matches.rating_of(behavior))",
-        "step, matches.rating)",
+        "matches.learner_steps[behavior], matches.rating_of(behavior)",
+        "matches.learner_steps[behavior], matches.rating",
         "final snapshot: rating of the other behaviour",
         "tests/test_turns.py tests/test_selfplay_runs.py",
     ),
