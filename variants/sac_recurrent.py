@@ -254,14 +254,14 @@ class Memory(nn.Module):
         steps, n, _ = inputs.shape
         state = inputs.new_zeros(n, self.state_dim) if state is None else state
         cuts = {0, burn_in, steps, *starts.any(1).nonzero().flatten().tolist()}
-        features, next_features = [], []
+        features, next_features = list[Tensor](), list[Tensor]()
         for begin, end in itertools.pairwise(sorted(cuts)):  # no episode begins between the two
             with torch.set_grad_enabled(torch.is_grad_enabled() and end > burn_in):
                 chunk, state = self.advance(inputs[begin:end], state * ~starts[begin, :, None])
                 last, _ = self.advance(next_inputs[end - 1 : end], state)
             features += [chunk]
             next_features += [chunk[1:], last]  # inside an episode the next input is the next step's
-        return tuple(torch.cat(x)[burn_in:].flatten(0, 1) for x in (features, next_features))  # type: ignore[return-value]
+        return torch.cat(features)[burn_in:].flatten(0, 1), torch.cat(next_features)[burn_in:].flatten(0, 1)
 
 
 class Actor(nn.Module):
