@@ -12,7 +12,7 @@ https://openreview.net/forum?id=r1lyTjAqYX). How it differs from `sac_continuous
   checkpoint: a resumed run equals an uninterrupted one.
 - `--observe` hides parts of the observation. The update is not compiled: the length of its loop depends on the batch.
 
-    python variants/sac_recurrent.py --env-id Pendulum-v1 --observe 2 --learning-starts 1000 --total-timesteps 12000
+    python variants/sac_recurrent.py --env-id Pendulum-v1 --observe 2 --sequence-length 32 --total-timesteps 12000
 
 `docs/sac.md` explains the rest of the file.
 """
