@@ -334,8 +334,9 @@ def test_evaluation_carries_what_the_policy_remembers(monkeypatch: pytest.Monkey
     act = agent.act
 
     def spy(obs: np.ndarray, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        seen.append((memory, *act(obs, memory)))
-        return seen[-1][1:]
+        actions, state = act(obs, memory)
+        seen.append((memory, actions, state))
+        return actions, state
 
     monkeypatch.setattr(agent, "act", spy)
     script.evaluate(agent, args, Path(), "test")
