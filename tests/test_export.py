@@ -27,7 +27,7 @@ from utils.run import read_file, to_bytes
 from utils.team_env import legal_actions
 
 ROOT = Path(__file__).parent.parent
-VARIANTS = sorted(f"variants.{path.stem}" for path in ROOT.glob("variants/*.py"))
+VARIANTS = sorted(f"variants.{path.stem}" for path in ROOT.glob("variants/*.py") if path.stem != "sac_recurrent")
 CONTINUOUS_PUSH = {"env_id": "mpe2.simple_push_v3", "env_kwargs": '{"continuous_actions": true}'}
 
 
@@ -264,6 +264,13 @@ def test_bad_folders_are_refused(train: Train, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("env_kwargs", ["{}", '{"actions": "discrete"}'])
+def test_a_policy_with_memory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its memory would have to be an input and an output."""
+    (tmp_path / "args.json").write_text('{"script": "sac_recurrent.py"}')
+    expected = f"error: FOLDER takes a run whose policy has no memory, and {tmp_path} is one of sac_recurrent.py\n"
+    assert refusal(capsys, tmp_path) == expected
+
+
 def test_a_wrong_export_is_not_written(
     train_selfplay: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], env_kwargs: str
 ) -> None:

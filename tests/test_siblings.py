@@ -36,12 +36,16 @@ MAY_DIFFER = {
     ("sac_continuous", "sac_selfplay"): {"Args", "check_args", "Agent", "make_env", "ReplayBuffer", "TwinQNetwork"}
     | {"compute_td_target", "compute_qf_loss", "compute_actor_loss", "compute_alpha_loss", "compute_qf_gradient"}
     | {"compute_actor_gradient", "update", "evaluate", "main"},
+    ("sac_continuous", "variants/sac_recurrent"): {"Args", "check_args", "make_env", "Actor", "TwinQNetwork", "Agent"}
+    | {"ReplayBuffer", "compute_td_target", "compute_actor_loss", "compute_qf_gradient", "compute_actor_gradient"}
+    | {"update", "evaluate", "main"},
 }
 MAX_CHANGED_LINES = {  # of `diff A B | grep -c '^[<>]'`
     ("ppo_continuous", "sac_continuous"): 637,
     ("ppo_selfplay", "sac_selfplay"): 680,
     ("ppo_continuous", "ppo_selfplay"): 747,
     ("sac_continuous", "sac_selfplay"): 793,
+    ("sac_continuous", "variants/sac_recurrent"): 480,  # 100 of them are the stand-in
 }
 
 

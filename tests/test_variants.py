@@ -30,7 +30,10 @@ VARIANTS = sorted(path.stem for path in (ROOT / "variants").glob("*.py"))
 MAY_DIFFER = {
     "sac_value_network": {"Args", "Agent", "compute_td_target", "compute_qf_loss", "compute_actor_loss"}
     | {"compute_alpha_loss", "compute_qf_gradient", "update"},
+    "sac_recurrent": {"Args", "check_args", "make_env", "Actor", "TwinQNetwork", "Agent", "ReplayBuffer", "update"}
+    | {"compute_td_target", "compute_actor_loss", "compute_qf_gradient", "compute_actor_gradient", "evaluate", "main"},
 }
+OWN_FLAGS = {"sac_recurrent": {"sequence_length": 8, "hidden_size": 8, "batch_size": 4}}  # of a short run
 
 
 def load_script(name: str) -> ModuleType:
@@ -63,8 +66,8 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def words(name: str, **flags: Any) -> list[str]:
     """The command line of a short run, with everything that has a state."""
-    line = ["--no-cuda", "--no-compile"]
-    for flag, value in (LIVELY[parent_of(name)] | flags).items():
+    line = ["--no-cuda"] + ["--no-compile"] * hasattr(load_script(name).Args, "compile")
+    for flag, value in (LIVELY[parent_of(name)] | OWN_FLAGS.get(name, {}) | flags).items():
         flag = flag.replace("_", "-")
         line += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
     return line

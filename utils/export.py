@@ -107,6 +107,8 @@ def load_script(folder: Path) -> ModuleType:
 
 def load_single(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy]]:
     """The arguments and the policy of a run of a single agent; exits with one sentence as --evaluate does."""
+    if hasattr(script, "Memory"):
+        fail(f"FOLDER takes a run whose policy has no memory, and {folder} is one of {Path(str(script.__file__)).name}")
     args = script.Args(**read_args(script.Args, folder, "evaluate", script.LIMITS))
     envs = script.make_envs(args if args.vectorization == "native" else replace(args, vectorization="sync"), 1)
     agent = script.Agent(envs, args)

@@ -1,0 +1,704 @@
+"""SAC with memory: a recurrent policy and recurrent critics, for tasks in which one observation does not tell all.
+
+Ni et al. 2022, https://arxiv.org/abs/2110.05038; the stored state and the burn-in are of R2D2 (Kapturowski et al. 2019,
+https://openreview.net/forum?id=r1lyTjAqYX). How it differs from `sac_continuous.py`:
+- An LSTM or GRU goes over observation, previous action and previous reward (`Memory`). The actor has one, and both
+  critics share one. The heads take its output and, past it, the current input.
+- The buffer keeps the order of the steps and samples sequences. The memory starts anew where an episode begins inside a
+  sequence. `--burn-in` steps at a sequence's start only warm up the memories.
+- At a sequence's start the actor has the state that it acted with, which the buffer stores, or with `--no-stored-state`
+  zeros. The critics start from zeros.
+- What the policy remembers goes from step to step (`remember`) and is cleared where an episode begins, so also at a
+  checkpoint: a resumed run equals an uninterrupted one.
+- `--observe` hides parts of the observation. The update is not compiled: the length of its loop depends on the batch.
+
+    python variants/sac_recurrent.py --env-id Pendulum-v1 --observe 2 --sequence-length 32 --total-timesteps 12000
+
+`docs/sac.md` explains the rest of the file.
+"""
+
+import copy
+import itertools
+import json
+import math
+import random
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from gymnasium.spaces import flatdim
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ stands there
+from utils.run import Run, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
+
+# === Arguments ========================================================================================================
+
+
+@dataclass
+class Args:
+    """SAC with memory: trains on any Gymnasium task with continuous actions."""
+
+    # --- experiment ---
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
+    seed: int = 1  # seed of the networks, the exploration, the minibatches and the environments
+    cuda: bool = True  # use the GPU if there is one
+    track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
+    wandb_project_name: str = "continuous-control"  # W&B project
+    wandb_entity: str | None = None  # W&B team or user; default: that of the account
+    capture_video: bool = False  # record the first episode of every evaluation into videos/ of the run folder
+    save_model: bool = True  # write model.pt into the run folder at the end
+    upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
+    hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
+    eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
+    eval_episodes: int = 10  # episodes of an evaluation
+    evaluate: Path | None = None  # do not train: evaluate the model of this run folder
+    checkpoint_freq: int = 20_000  # environment steps between checkpoints (with resets); 0: only first and last
+    resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
+
+    # --- environment ---
+    env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
+    env_kwargs: str = "{}"  # arguments of the task in JSON, such as {"ctrl_cost_weight": 0.2}
+    observe: str = ""  # indices of the parts of the observation that the agent sees, such as 0,2; default: all
+    num_envs: int = 1  # parallel environments
+    vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
+
+    # --- algorithm ---
+    total_timesteps: int = 1_000_000  # environment steps of the run, over all environments
+    buffer_size: int = 1_000_000  # transitions in the replay buffer; the oldest are overwritten
+    memory: Literal["lstm", "gru"] = "lstm"  # kind of the memories
+    hidden_size: int = 64  # size of the memories' output, and of the hidden layers of actor and critics
+    batch_size: int = 16  # sequences in a minibatch
+    sequence_length: int = 64  # environment steps of a sequence
+    burn_in: int = 0  # first steps of a sequence that only warm up the memories, and are not learned from
+    stored_state: bool = True  # the actor begins a sequence with the state that it acted with; otherwise with zeros
+    learning_starts: int = 5_000  # environment steps with uniformly random actions before the first update
+    updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each
+    gamma: float = 0.99  # discount factor
+    tau: float = 0.005  # step size of the target networks towards the critics
+    policy_frequency: int = 1  # the actor is updated after every N critic updates, then N times
+    target_network_frequency: int = 1  # the target networks are updated every N updates
+    policy_lr: float = 1e-3  # learning rate of the actor
+    q_lr: float = 1e-3  # learning rate of the critics
+    alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
+    anneal_lr: bool = False  # the learning rates of actor and critics fall linearly to zero over the run
+    alpha: float = 1.0  # entropy coefficient: its initial value, or with --no-autotune its fixed value
+    autotune: bool = True  # learn the entropy coefficient
+    target_entropy_scale: float = 1.0  # the target entropy is minus this times the number of action dimensions
+    norm_obs: bool = False  # normalise observations by their running mean and standard deviation, clipped to [-10, 10]
+    log_freq: int = 1_000  # environment steps between points of the training curves
+
+
+LIMITS = {
+    "gamma tau": (0, 1),
+    "eval_episodes num_envs": (1, 100_000),
+    "batch_size": (1, 10_000_000),
+    "sequence_length hidden_size": (1, 100_000),
+    "burn_in": (0, 100_000),
+    "total_timesteps buffer_size": (1, 1e12),
+    "policy_frequency target_network_frequency log_freq": (1, 1e12),
+    "eval_freq checkpoint_freq learning_starts updates_per_step": (0, 1e12),
+    "policy_lr q_lr alpha_lr target_entropy_scale": (0, 1e12),
+    "alpha": (1e-9, 1e9),
+    "seed": (0, 2**31),
+}
+
+
+def check_args(args: Args) -> None:
+    """Checks what limits cannot express; exits with one sentence."""
+    shortest = args.num_envs * args.sequence_length
+    for flag, size in (("--buffer-size", args.buffer_size), ("--learning-starts", args.learning_starts)):
+        if size < shortest:
+            fail(f"{flag} takes at least --num-envs times --sequence-length, {shortest}, not {size}")
+    if args.burn_in >= args.sequence_length:
+        fail(f"--burn-in takes less than --sequence-length, {args.sequence_length}, not {args.burn_in}")
+    if args.observe and args.vectorization == "native":
+        fail("--observe takes --vectorization sync or async: a native vector environment has no wrappers")
+
+
+# === Environments =====================================================================================================
+
+
+class Observe(gym.ObservationWrapper):
+    """Hides all of an observation (obs_dim,) but the parts with these indices, given as text: "0,2"."""
+
+    def __init__(self, env: gym.Env, indices: str) -> None:
+        super().__init__(env)
+        space, words = env.observation_space, [word.strip() for word in indices.split(",")]
+        assert isinstance(space, gym.spaces.Box)
+        if not all(word.isdecimal() and int(word) < space.shape[0] for word in words):
+            takes = f"--observe takes indices from 0 to {space.shape[0] - 1} with commas between them"
+            raise ValueError(f"{takes}, not {indices}")
+        self.indices = [int(word) for word in words]
+        low, high = space.low[self.indices], space.high[self.indices]
+        self.observation_space = gym.spaces.Box(low, high, dtype=space.dtype.type)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        """What is left of it."""
+        return observation[self.indices]
+
+
+def make_env(args: Args, index: int, **render: str) -> gym.Env:
+    """One environment with flat observations; `render` are the arguments for videos."""
+    env = gym.make(args.env_id, **json.loads(args.env_kwargs) | render)
+    if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
+        env = gym.wrappers.FlattenObservation(env)
+    return Observe(env, args.observe) if args.observe else env
+
+
+def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv:
+    """`num_envs` environments stepped together; `video` is where the first episode of the first one is recorded."""
+    return vectorize(SyncVectorEnv, [partial(make_env, args, i) for i in range(num_envs)], args, video)
+
+
+def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
+
+    Returns obs, final_obs (num_envs, obs_dim), rewards, terminations, truncations (num_envs,). `final_obs` is what the
+    step led to. `obs` is what to act on next: where an episode has ended, the first observation of the next one.
+    """
+    space = envs.single_action_space
+    assert isinstance(space, gym.spaces.Box)
+    shares = 0.5 * (actions.reshape(envs.action_space.shape) + 1.0)
+    env_actions = (space.low + shares * (space.high - space.low)).clip(space.low, space.high)
+    obs, rewards, terminations, truncations, infos = envs.step(env_actions)
+    final_obs, dones = obs, terminations | truncations
+    if dones.any():
+        final_obs = obs.copy()
+        final_obs[dones] = np.stack(infos["final_obs"][dones])
+    return obs, final_obs, rewards, terminations, truncations
+
+
+# === Networks =========================================================================================================
+
+
+class RunningMeanStd(nn.Module):
+    """Running mean and variance of a stream of any shape; part of the model, and saved with it.
+
+    Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
+    """
+
+    def __init__(self, shape: tuple[int, ...] = (), epsilon: float = 1e-8) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.mean, self.var = nn.Buffer(torch.zeros(shape).double()), nn.Buffer(torch.ones(shape).double())
+        self.count = nn.Buffer(torch.zeros(()).double())
+
+    def update(self, x: Tensor) -> None:
+        """Adds a batch (n, *shape)."""
+        x, total = x.double(), self.count + len(x)
+        delta = x.mean(0) - self.mean
+        squares = self.var * self.count + x.var(0, correction=0) * len(x) + delta**2 * self.count * len(x) / total
+        self.mean.add_(delta * len(x) / total)
+        self.var.copy_(squares / total)
+        self.count.copy_(total)
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation, never zero."""
+        return (self.var + self.epsilon).sqrt()
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """(..., *shape) to mean 0 and standard deviation 1, clipped to [-10, 10]."""
+        return ((x - self.mean) / self.std).clamp(-10.0, 10.0).float()
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    """ReLU network with PyTorch's default initialisation."""
+    layers: list[nn.Module] = []
+    for fan_in, fan_out in itertools.pairwise(sizes[:-1]):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
+
+
+class Memory(nn.Module):
+    """LSTM or GRU over the inputs of an episode. Its features are its hidden state and, past it, the input itself."""
+
+    def __init__(self, kind: str, input_dim: int, hidden_size: int) -> None:
+        super().__init__()
+        self.rnn: nn.LSTM | nn.GRU = (nn.LSTM if kind == "lstm" else nn.GRU)(input_dim, hidden_size)
+        self.feature_dim = hidden_size + input_dim
+        self.state_dim = 2 * hidden_size if kind == "lstm" else hidden_size  # an LSTM has a cell state, too
+
+    def advance(self, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs (steps, n, input_dim) of one episode each, from states (n, state_dim).
+
+        Returns the features (steps, n, feature_dim) and the states after the last step.
+        """
+        parts = [x.contiguous() for x in state[None].split(self.rnn.hidden_size, dim=-1)]
+        if isinstance(self.rnn, nn.LSTM):
+            hidden, (last, cell) = self.rnn(inputs, (parts[0], parts[1]))
+            last = torch.cat([last, cell], dim=-1)
+        else:
+            hidden, last = self.rnn(inputs, parts[0])
+        return torch.cat([hidden, inputs], dim=-1), last[0]
+
+    def forward(
+        self, inputs: Tensor, next_inputs: Tensor, starts: Tensor, burn_in: int, state: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Sequences of steps to the features of both observations of every step after the burn-in.
+
+        `inputs` (steps, n, input_dim) are of the observations that were acted on, `next_inputs` of those that the steps
+        led to. `starts` (steps, n) is true where an episode begins. `state` (n, state_dim) is that before the first
+        step, zero by default. Both results are ((steps - burn_in) * n, feature_dim). No gradient goes into the burn-in.
+        """
+        steps, n, _ = inputs.shape
+        state = inputs.new_zeros(n, self.state_dim) if state is None else state
+        cuts = {0, burn_in, steps, *starts.any(1).nonzero().flatten().tolist()}
+        features, next_features = list[Tensor](), list[Tensor]()
+        for begin, end in itertools.pairwise(sorted(cuts)):  # no episode begins between the two
+            with torch.set_grad_enabled(torch.is_grad_enabled() and end > burn_in):
+                chunk, state = self.advance(inputs[begin:end], state * ~starts[begin, :, None])
+                last, _ = self.advance(next_inputs[end - 1 : end], state)
+            features += [chunk]
+            next_features += [chunk[1:], last]  # inside an episode the next input is the next step's
+        return torch.cat(features)[burn_in:].flatten(0, 1), torch.cat(next_features)[burn_in:].flatten(0, 1)
+
+
+class Actor(nn.Module):
+    """Normal policy, squashed by tanh; its mean and log standard deviation both depend on the memory's features."""
+
+    def __init__(self, feature_dim: int, action_dim: int, hidden_size: int) -> None:
+        super().__init__()
+        self.net = mlp(feature_dim, hidden_size, hidden_size, 2 * action_dim)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (..., feature_dim) to mean and log standard deviation (..., action_dim) before tanh."""
+        mean, log_std = self.net(features).chunk(2, dim=-1)
+        return mean, log_std.clamp(-20.0, 2.0)
+
+
+class TwinLinear(nn.Module):
+    """Two linear layers, one for each critic, as one batched product; initialised like `nn.Linear`."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(fan_in)
+        self.weight = nn.Parameter(torch.empty(2, fan_in, fan_out).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(2, 1, fan_out).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(2, batch_size, fan_in) to (2, batch_size, fan_out)."""
+        if self.weight.shape[2] == 1:  # as a matrix product it would take three times as long
+            return (x * self.weight.mT).sum(-1, keepdim=True) + self.bias
+        return x @ self.weight + self.bias
+
+
+class TwinQNetwork(nn.Module):
+    """Both critics. Each parameter has one row for each critic; for layer normalisation, see `docs/sac.md`."""
+
+    def __init__(self, feature_dim: int, action_dim: int, hidden_size: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in itertools.pairwise((feature_dim + action_dim, hidden_size, hidden_size)):
+            layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
+        self.net = nn.Sequential(*layers, TwinLinear(hidden_size, 1))
+        assert all(len(x) == 2 for x in self.parameters()), "shared parameter: see TwinLayerNorm in docs/sac.md"
+
+    def forward(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Features (batch_size, feature_dim) and actions (batch_size, action_dim) to both values (2, batch_size)."""
+        return self.net(torch.cat([features, actions], dim=-1).expand(2, -1, -1)).squeeze(-1)
+
+
+class Agent(nn.Module):
+    """All that is saved: policy, critics, their memories, target networks, entropy coefficient and statistics."""
+
+    def __init__(self, envs: VectorEnv, args: Args) -> None:
+        super().__init__()
+        obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
+        self.norm_obs = args.norm_obs
+        self.obs_rms = RunningMeanStd((obs_dim,))
+        self.actor_memory = Memory(args.memory, obs_dim + action_dim + 1, args.hidden_size)
+        self.qf_memory = Memory(args.memory, obs_dim + action_dim + 1, args.hidden_size)
+        self.actor = Actor(self.actor_memory.feature_dim, action_dim, args.hidden_size)
+        self.qf = TwinQNetwork(self.qf_memory.feature_dim, action_dim, args.hidden_size)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
+        self.qf_target = copy.deepcopy(self.qf).requires_grad_(False)
+        self.qf_target_memory = copy.deepcopy(self.qf_memory).requires_grad_(False)
+        self.carried_dim = 1 + action_dim + 1  # without the state: see `remember`
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters that each optimiser steps."""
+        policy = [*self.actor.parameters(), *self.actor_memory.parameters()]
+        critics = [*self.qf.parameters(), *self.qf_memory.parameters()]
+        return {"policy": policy, "q": critics, "alpha": [self.log_alpha]}
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Raw observations (..., obs_dim) to what the networks take."""
+        return self.obs_rms.normalize(obs) if self.norm_obs else obs
+
+    def inputs(self, obs: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
+        """What memories take (..., input_dim): raw observations, and the actions and rewards (...) before them."""
+        return torch.cat([self.normalize(obs), actions, rewards[..., None]], dim=-1)
+
+    def forget(self, num_envs: int) -> np.ndarray:
+        """What the policy remembers where episodes begin (num_envs, memory_dim): see `remember`."""
+        return np.zeros((num_envs, self.carried_dim + self.actor_memory.state_dim), dtype=np.float32)
+
+    @torch.no_grad()
+    def act(self, obs: np.ndarray, memory: np.ndarray, noise: Tensor | float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+        """Raw observations (num_envs, obs_dim) to actions (num_envs, action_dim); deterministic without noise.
+
+        `memory` (num_envs, memory_dim) is what `remember` returned. Returns the new state (num_envs, state_dim), too.
+        """
+        device = self.obs_rms.mean.device
+        past, state = torch.as_tensor(memory, device=device).tensor_split([self.carried_dim], dim=1)
+        inputs = self.inputs(torch.as_tensor(obs, dtype=torch.float32, device=device), past[:, 1:-1], past[:, -1])
+        features, state = self.actor_memory.advance(inputs[None], state)
+        mean, log_std = self.actor(features[0])
+        return (mean + log_std.exp() * noise).tanh().cpu().numpy(), state.cpu().numpy()
+
+
+def remember(actions: np.ndarray, rewards: np.ndarray, state: np.ndarray, dones: np.ndarray) -> np.ndarray:
+    """What the policy carries into its next step (num_envs, memory_dim): a one, action, reward and state.
+
+    All are zero where an episode begins.
+    """
+    columns = (np.ones_like(rewards)[:, None], actions, rewards[:, None], state)
+    return np.concatenate(columns, axis=1, dtype=np.float32) * ~dones[:, None]
+
+
+# === Replay buffer ====================================================================================================
+
+
+class ReplayBuffer:
+    """The last `capacity` transitions in time order: a row holds one step of all environments."""
+
+    def __init__(
+        self, capacity: int, num_envs: int, obs_dim: int, action_dim: int, memory_dim: int, device: torch.device
+    ) -> None:
+        self.widths = [obs_dim, action_dim, 1, obs_dim, 1, memory_dim]
+        self.data = torch.zeros((capacity // num_envs, num_envs, sum(self.widths)), device=device)
+        self.total = 0  # rows stored so far: row i is at i % len(data)
+        self.columns = {"rows": self.data}  # what checkpoints hold
+
+    def add(
+        self,
+        obs: np.ndarray,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        final_obs: np.ndarray,
+        terminations: np.ndarray,
+        memory: np.ndarray,
+    ) -> None:
+        """Stores a step: obs, final_obs (num_envs, obs_dim), actions (num_envs, action_dim), rewards, terminations.
+
+        Of `memory` (num_envs, ...), which the step was acted with, the first `memory_dim` columns are stored.
+        """
+        memory = memory[:, : self.widths[-1]]
+        columns = (obs, actions, rewards[:, None], final_obs, terminations[:, None], memory)
+        row = torch.as_tensor(np.concatenate(columns, axis=1, dtype=np.float32), device=self.data.device)
+        self.data[self.total % len(self.data)] = row
+        self.total += 1
+
+    def sample(self, batch_size: int, length: int) -> tuple[Tensor, ...]:
+        """Sequences of rows that follow each other, uniformly with replacement; each is of one environment.
+
+        Returns obs, actions, rewards (length, batch_size), next_obs, terminations (length, batch_size), memory.
+        """
+        device, size = self.data.device, min(self.total, len(self.data))
+        begins = self.total - size + torch.randint(size - length + 1, (batch_size,), device=device)
+        rows = (begins + torch.arange(length, device=device)[:, None]) % len(self.data)  # (length, batch_size)
+        sequences = self.data[rows, torch.randint(self.data.shape[1], (batch_size,), device=device)]
+        obs, actions, rewards, next_obs, terminations, memory = sequences.split(self.widths, dim=2)
+        return obs, actions, rewards.squeeze(2), next_obs, terminations.squeeze(2), memory
+
+
+# === Losses and update ================================================================================================
+
+Metrics = dict[str, Tensor]
+Batch = tuple[Tensor, ...]  # the columns of a minibatch, (sequence_length, batch_size, ...)
+
+
+def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Actions tanh(u) (..., action_dim) with u normal, and their log-probability (...), differentiable (appendix C).
+
+    `noise` (..., action_dim) is standard normal. log(1 - tanh(u)^2) is computed as 2 (log 2 - u - softplus(-2u)), which
+    neither overflows nor loses precision where tanh saturates.
+    """
+    u = mean + log_std.exp() * noise
+    log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+    log_det = 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+    return u.tanh(), (log_normal - log_det).sum(-1)
+
+
+@torch.no_grad()
+def compute_td_target(
+    agent: Agent,
+    rewards: Tensor,
+    features: Tensor,
+    qf_features: Tensor,
+    terminations: Tensor,
+    noise: Tensor,
+    args: Args,
+) -> Tensor:
+    """The critics' regression target (batch_size,): reward plus discounted soft value of the next state (eq. 2, 3).
+
+    The next state is the features of the actor's memory and those of the target critics' memory.
+    """
+    mean, log_std = agent.actor(features)
+    next_actions, next_log_prob = sample_actions(mean, log_std, noise)
+    next_values = agent.qf_target(qf_features, next_actions).amin(0) - agent.log_alpha.exp() * next_log_prob
+    return rewards + args.gamma * (1.0 - terminations) * next_values
+
+
+def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tensor) -> tuple[Tensor, Metrics]:
+    """Mean squared Bellman error, summed over the critics (eq. 5, without its factor 1/2)."""
+    qf_values = agent.qf(obs, actions)  # (2, batch_size)
+    qf_losses = (qf_values - td_target).square().mean(1)
+    metrics = {"losses/qf1_loss": qf_losses[0], "losses/qf2_loss": qf_losses[1]}
+    metrics |= {"losses/qf1_values": qf_values[0].mean(), "losses/qf2_values": qf_values[1].mean()}
+    return qf_losses.sum(), metrics
+
+
+def compute_actor_loss(
+    agent: Agent, features: Tensor, qf_features: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor, Metrics]:
+    """The policy's loss (eq. 9), and the log-probabilities (batch_size,) of the actions that it was computed from."""
+    mean, log_std = agent.actor(features)
+    actions, log_prob = sample_actions(mean, log_std, noise)
+    actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(qf_features, actions).amin(0)).mean()
+    metrics = {
+        "losses/actor_loss": actor_loss,
+        "losses/entropy": -log_prob.mean(),
+        "losses/action_magnitude": actions.abs().mean(),
+    }
+    return (
+        actor_loss,
+        log_prob,
+        metrics | {"losses/policy_mean": mean.mean(), "losses/policy_std": log_std.exp().mean()},
+    )
+
+
+def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
+    """The entropy coefficient's loss, which raises it while the entropy is below its target (eq. 18)."""
+    alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
+    return alpha_loss, {"losses/alpha_loss": alpha_loss}
+
+
+def flat_vector(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Makes the parameters views of one new vector, and returns it: an optimiser steps it in one operation."""
+    parameters = list(parameters)
+    vector = torch.cat([x.detach().flatten() for x in parameters])
+    for parameter, chunk in zip(parameters, vector.split([x.numel() for x in parameters]), strict=True):
+        parameter.data = chunk.view_as(parameter)
+    return vector
+
+
+class Adam(nn.Module):
+    """Adam (Kingma and Ba 2015) on one vector (`flat_vector`); a module, so that its moments are saved.
+
+    Computes what `torch.optim.Adam` does, without its overhead of 0.1 to 0.3 ms. Another optimiser: see `docs/sac.md`.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, beta1: float, beta2: float, eps: float) -> None:
+        super().__init__()
+        self.vector, self.lr = flat_vector(parameters), lr
+        self.settings: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps}
+        self.settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        self.mean, self.square = nn.Buffer(torch.zeros_like(self.vector)), nn.Buffer(torch.zeros_like(self.vector))
+        self.num_steps = nn.Buffer(torch.zeros((), device=self.vector.device))
+
+    def step(self, gradient: Tensor) -> None:
+        """Steps the parameters by their gradient, one vector (`compute_gradient`)."""
+        self.num_steps.add_(1)
+        moments: Any = [self.mean], [self.square], [], [self.num_steps]  # [] would be those of AMSGrad
+        torch._fused_adam_([self.vector], [gradient], *moments, lr=self.lr, **self.settings)
+
+
+def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The gradient with respect to these parameters, and no others, as one vector."""
+    return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(parameters))])
+
+
+def make_sequences(agent: Agent, batch: Batch, args: Args) -> tuple[tuple[Any, ...], Tensor | None]:
+    """The arguments of all memories for a batch, and the stored state of the actor's if there is one."""
+    obs, actions, rewards, next_obs, _, memory = batch
+    past = memory[..., : agent.carried_dim]
+    inputs, next_inputs = agent.inputs(obs, past[..., 1:-1], past[..., -1]), agent.inputs(next_obs, actions, rewards)
+    state = memory[0, :, agent.carried_dim :] if args.stored_state else None
+    return (inputs, next_inputs, past[..., 0] == 0.0, args.burn_in), state
+
+
+def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tuple[Tensor, Metrics]:
+    """The gradient of the critics and their memory on a batch (`ReplayBuffer.sample`)."""
+    sequences, state = make_sequences(agent, batch, args)
+    _, actions, rewards, _, terminations, _ = (x[args.burn_in :].flatten(0, 1) for x in batch)
+    with torch.no_grad():
+        _, next_features = agent.actor_memory(*sequences, state)
+        _, next_qf_features = agent.qf_target_memory(*sequences)
+    noise = noise[args.burn_in :].flatten(0, 1)
+    td_target = compute_td_target(agent, rewards, next_features, next_qf_features, terminations, noise, args)
+    qf_features, _ = agent.qf_memory(*sequences)
+    loss, metrics = compute_qf_loss(agent, qf_features, actions, td_target)
+    gradient = compute_gradient(loss, agent.groups()["q"])
+    metrics["losses/qf_grad_norm"] = gradient.norm()
+    return gradient, {name: value.detach() for name, value in metrics.items()}
+
+
+def compute_actor_gradient(
+    agent: Agent, batch: Batch, noise: Tensor, args: Args
+) -> tuple[Tensor, Tensor | None, Metrics]:
+    """The gradients of the actor with its memory and, with --autotune, of the entropy coefficient."""
+    sequences, state = make_sequences(agent, batch, args)
+    features, _ = agent.actor_memory(*sequences, state)
+    with torch.no_grad():
+        qf_features, _ = agent.qf_memory(*sequences)
+    noise = noise[args.burn_in :].flatten(0, 1)
+    actor_loss, log_prob, metrics = compute_actor_loss(agent, features, qf_features, noise)
+    gradient, alpha_gradient = compute_gradient(actor_loss, agent.groups()["policy"]), None
+    metrics["losses/actor_grad_norm"] = gradient.norm()
+    if args.autotune:
+        target_entropy = -args.target_entropy_scale * noise.shape[1]
+        alpha_loss, alpha_metrics = compute_alpha_loss(agent, log_prob, target_entropy)
+        alpha_gradient, metrics = compute_gradient(alpha_loss, agent.groups()["alpha"]), metrics | alpha_metrics
+    return gradient, alpha_gradient, {name: value.detach() for name, value in metrics.items()}
+
+
+@torch.no_grad()
+def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
+    """Moves the target's parameters by `tau` towards the source's, and copies buffers."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):
+        target_buffer.copy_(buffer)
+
+
+def update(agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int) -> Metrics:
+    """One round of Algorithm 1: critics, actor, entropy coefficient, targets; `step` counts earlier ones."""
+    actions = batch[1]
+    gradient, metrics = compute_qf_gradient(agent, batch, torch.randn_like(actions), args)
+    optimizers["q"].step(gradient)
+
+    if step % args.policy_frequency == 0:
+        for _ in range(args.policy_frequency):
+            noise = torch.randn_like(actions)
+            gradient, alpha_gradient, actor_metrics = compute_actor_gradient(agent, batch, noise, args)
+            optimizers["policy"].step(gradient)
+            if alpha_gradient is not None:
+                optimizers["alpha"].step(alpha_gradient)
+            metrics |= actor_metrics
+
+    if step % args.target_network_frequency == 0:
+        update_target(agent.qf, agent.qf_target, args.tau)
+        update_target(agent.qf_memory, agent.qf_target_memory, args.tau)
+    metrics["losses/alpha"] = agent.log_alpha.detach().exp()
+    return metrics
+
+
+# === Evaluation =======================================================================================================
+
+MAX_EPISODE_STEPS = 10_000  # an evaluation's episode is cut off there
+
+
+def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
+    """Plays --eval-episodes episodes with the deterministic policy and frozen statistics.
+
+    Each episode has its own environment and seed, and no random stream of the training is used. With --capture-video
+    the first episode is recorded to folder/videos. Returns the mean and standard deviation of the undiscounted returns,
+    and the mean length in steps.
+    """
+    args = args if args.vectorization == "native" else replace(args, vectorization="sync")
+    envs = make_envs(args, args.eval_episodes, folder / "videos" / name if args.capture_video else None)
+    obs, _ = envs.reset(seed=1_000_000 + args.seed * args.eval_episodes)
+    returns, lengths = np.zeros(args.eval_episodes), np.zeros(args.eval_episodes)
+    running, memory = np.ones(args.eval_episodes, dtype=bool), agent.forget(args.eval_episodes)
+    for _ in range(MAX_EPISODE_STEPS):
+        actions, state = agent.act(obs, memory)
+        obs, _, rewards, terminations, truncations = step_envs(envs, actions)
+        memory = remember(actions, rewards, state, terminations | truncations)
+        returns += rewards * running
+        lengths += running
+        running &= ~(terminations | truncations)
+        if not running.any():
+            break
+    envs.close()
+    return {"eval/return_mean": returns.mean(), "eval/return_std": returns.std(), "eval/length_mean": lengths.mean()}
+
+
+# === Main =============================================================================================================
+
+
+def main(args: Args) -> None:
+    """Trains, or evaluates a trained model with --evaluate."""
+    prepare(args, LIMITS)
+    check_args(args)
+    if args.evaluate is not None:
+        agent = Agent(make_envs(args, 1), args)
+        load_model(args.evaluate, {"agent": agent})
+        print(describe(evaluate(agent, args, args.evaluate, "evaluate")))
+        return
+
+    # --- seeds and device ---
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+
+    # --- environments, agent, optimisers, storage ---
+    envs = make_envs(args, args.num_envs)
+    obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
+    total_steps = -(-args.total_timesteps // args.num_envs) * args.num_envs
+    agent = Agent(envs, args).to(device)
+    learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
+    optimizers = {name: Adam(group, learning_rates[name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
+    memory_dim = agent.forget(1).shape[1] if args.stored_state else agent.carried_dim
+    buffer = ReplayBuffer(args.buffer_size, args.num_envs, obs_dim, action_dim, memory_dim, device)
+    counters = {"num_updates": 0}
+
+    parts: dict[str, Any] = {"model": {"agent": agent}, "buffers": {"replay": buffer}}
+    parts["rest"] = {"optimizer": optimizers, "counters": counters}
+    with Run(args, envs, total_steps, stride=args.num_envs, **parts) as run:
+        # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
+        # checkpoints, and after the last one model.pt.
+        for global_step, seed in run.steps():
+            if seed is not None:  # at the start and after each checkpoint
+                obs, _ = envs.reset(seed=seed)
+                memory = agent.forget(args.num_envs)
+                update_metrics: Metrics = {}
+            for name in ("policy", "q") if args.anneal_lr else ():
+                optimizers[name].lr = learning_rates[name] * (1.0 - global_step / total_steps)
+
+            # act and step
+            if args.norm_obs:
+                agent.obs_rms.update(torch.as_tensor(obs, device=device))
+            actions, state = agent.act(obs, memory, torch.randn((args.num_envs, action_dim), device=device))
+            if global_step < args.learning_starts:
+                actions = 2.0 * torch.rand((args.num_envs, action_dim)).numpy() - 1.0
+            next_obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
+            run.check(observation=np.concatenate([obs, final_obs], axis=-1)[None], reward=rewards[None])
+            global_step += args.num_envs  # now the number of steps after this iteration
+
+            # store
+            buffer.add(obs, actions, rewards, final_obs, terminations, memory)
+            run.record(rewards, terminations | truncations)
+            obs, memory = next_obs, remember(actions, rewards, state, terminations | truncations)
+
+            # update
+            while counters["num_updates"] < int(args.updates_per_step * (global_step - args.learning_starts)):
+                batch = buffer.sample(args.batch_size, args.sequence_length)
+                update_metrics |= update(agent, optimizers, batch, args, counters["num_updates"])
+                counters["num_updates"] += 1
+
+            # log and evaluate
+            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears what `record` has collected
+                metrics = {name: value.item() for name, value in update_metrics.items()}
+                run.check(**metrics)
+                metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}
+                run.log(metrics, global_step)
+            if run.due(args.eval_freq) and global_step < total_steps:
+                run.log(evaluate(agent, args, run.folder, f"step-{global_step}"), global_step)
+        run.log(evaluate(agent, args, run.folder, "final"), total_steps)
+
+
+if __name__ == "__main__":
+    main(parse_args(Args))
