@@ -263,7 +263,6 @@ def test_bad_folders_are_refused(train: Train, capsys: pytest.CaptureFixture[str
     assert "FOLDER takes a run folder that can be written" in refusal(capsys, folder)
 
 
-@pytest.mark.parametrize("env_kwargs", ["{}", '{"actions": "discrete"}'])
 def test_a_policy_with_memory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its memory would have to be an input and an output."""
     (tmp_path / "args.json").write_text('{"script": "sac_recurrent.py"}')
@@ -271,6 +270,7 @@ def test_a_policy_with_memory_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert refusal(capsys, tmp_path) == expected
 
 
+@pytest.mark.parametrize("env_kwargs", ["{}", '{"actions": "discrete"}'])
 def test_a_wrong_export_is_not_written(
     train_selfplay: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], env_kwargs: str
 ) -> None:
