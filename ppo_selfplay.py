@@ -39,11 +39,11 @@ import torch.nn as nn
 from torch import Tensor
 
 from utils.cross_play import scripted_players
-from utils.evaluation import evaluate_run, log_table, score_policies, snapshot_table
+from utils.evaluation import evaluate_run, load_policies, log_table, score_policies, snapshot_table
 from utils.matches import Matches, turn_ends
-from utils.run import Run, compiled, fail, load_model, parse_args, parse_json, prepare, read_args
+from utils.run import Run, compiled, fail, parse_args, prepare, read_args
 from utils.snapshot_pool import SnapshotPool
-from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_team_env
+from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_games
 
 # === Arguments ========================================================================================================
 
@@ -160,23 +160,8 @@ def check_args(args: Args) -> None:
 
 def make_env(args: Args, num_games: int, render: bool = False) -> TeamEnv:
     """`num_games` games stepped together; exits with one sentence if there is no such game or teams cannot play it."""
-    env_kwargs = parse_json("env-kwargs", args.env_kwargs, '{"actions": "discrete"}')
-    example = '{"red": ["a_0"], "blue": ["b_0"]}'
-    teams = None if args.teams is None else parse_json("teams", args.teams, example)
-    for agents in (teams or {}).values():
-        if not isinstance(agents, list) or not all(isinstance(agent, str) for agent in agents):
-            fail(f"--teams takes lists of names such as {example}, not {args.teams}")
-    symmetric = {"auto": None, "yes": True, "no": False}[args.symmetric]
-    try:
-        env = make_team_env(args.env_id, num_games, env_kwargs, teams, symmetric, render)
-    except ValueError as error:
-        fail(f"--env-id {error}")
-    roles = list(dict.fromkeys(team.behavior for team in env.teams))
-    if len(roles) > 2:
-        fail(f"--env-id takes a game of two roles at most, and {args.env_id} has {', '.join(roles)}: see --teams")
-    if args.learner_side not in (None, *(team.name for team in env.teams)):
-        fail(f"--learner-side takes one of {', '.join(team.name for team in env.teams)}, not {args.learner_side}")
-    return env
+    setup = args.env_id, args.env_kwargs, args.teams, args.symmetric, args.learner_side
+    return make_games(num_games, *setup, render)
 
 
 # === Networks =========================================================================================================
@@ -323,14 +308,6 @@ class Agent(nn.Module):
         """Raw observations (n, obs_dim) to the parameters of the policy (n, ...)."""
         return self.actor(self.normalize(obs))
 
-    def noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Noise that `sample` takes to draw n actions."""
-        return self.actor.noise(n, generator)
-
-    def sample(self, policy: Tensor, masks: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-        """Actions (n, action_dim) from the policy's parameters (n, ...); the most likely ones without noise."""
-        return self.actor.sample(policy, masks, noise)
-
     def acting_weights(self) -> dict[str, Tensor]:
         """The part of the state dict that acts, which is a snapshot."""
         return {name: value for name, value in self.state_dict().items() if name.startswith(("actor.", "obs_rms."))}
@@ -340,7 +317,7 @@ class Agent(nn.Module):
         """Raw observations (n, obs_dim) to actions (n, action_dim); deterministic without noise."""
         device = self.obs_rms.mean.device
         policy = self(torch.as_tensor(obs, dtype=torch.float32, device=device))
-        return self.sample(policy, torch.as_tensor(masks, device=device), noise).cpu().numpy()
+        return self.actor.sample(policy, torch.as_tensor(masks, device=device), noise).cpu().numpy()
 
 
 # === Generalised advantage estimation =================================================================================
@@ -535,21 +512,10 @@ def evaluate(agents: Mapping[str, Agent], args: Args, video_folder: Path | None 
     return score_policies(make_games, agents, args.eval_games, seed, args.deterministic, video_folder)
 
 
-def make_pools(args: Args, agents: Mapping[str, Agent], rng: np.random.Generator) -> dict[str, SnapshotPool]:
-    """An empty pool for each behaviour."""
-    rule = args.window, args.play_against_latest_model_ratio, args.opponent_sampling
-    return {behavior: SnapshotPool(*rule, rng) for behavior in agents}
-
-
 def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, SnapshotPool], Args]:
     """The agents, pools and arguments of a saved run; exits with one sentence that names the flag."""
     args = Args(**read_args(Args, folder, flag, LIMITS))
-    env = make_env(args, 1)
-    agents = {team.behavior: Agent(team, args) for team in env.teams}
-    env.close()
-    pools = make_pools(args, agents, np.random.default_rng())
-    load_model(folder, {"agent": agents, "pool": pools}, flag)
-    return agents, pools, args
+    return *load_policies(folder, flag, args, make_env, Agent), args
 
 
 # === Snapshots and turns ==============================================================================================
@@ -558,7 +524,8 @@ def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Snaps
 def start_matches(args: Args, env: TeamEnv, agents: Mapping[str, Agent], total_steps: int) -> Matches:
     """Games against the first snapshot of each behaviour, the initial policy."""
     change_at = turn_ends(env.teams, args.team_change, total_steps)
-    pools = make_pools(args, agents, np.random.default_rng(args.seed))
+    draws = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng(args.seed)
+    pools = {behavior: SnapshotPool(*draws) for behavior in agents}
     for behavior, pool in pools.items():
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
@@ -578,16 +545,6 @@ def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bo
     if next_learner != learner:
         matches.give_turn(next_learner)
     return takes_snapshot
-
-
-def add_final_snapshots(agents: Mapping[str, Agent], matches: Matches, args: Args) -> None:
-    """Makes the last snapshot of each behaviour its final policy, in place of one that is nearly as new."""
-    for behavior, pool in matches.pools.items():
-        step, rating = matches.learner_steps[behavior], matches.rating_of(behavior)
-        if step > pool.latest.step:
-            if pool.latest.step > max(0, step - args.save_steps / 2):
-                pool.snapshots.pop()
-            pool.add(agents[behavior].acting_weights(), step, rating)
 
 
 # === Main =============================================================================================================
@@ -648,7 +605,7 @@ def main(args: Args) -> None:
                 optimizer.lr = args.learning_rate * (1.0 - global_step / total_steps)
 
             rollout = Rollout(args.num_steps, args.num_games * len(team.agents), team)
-            noise = agent.noise(rollout.rewards.size).unflatten(0, rollout.rewards.shape)
+            noise = agent.actor.noise(rollout.rewards.size).unflatten(0, rollout.rewards.shape)
             for t in range(args.num_steps):
                 # act and step
                 masks = matches.of_learner([legal_actions(env, i) for i in range(len(env.teams))])
@@ -694,7 +651,7 @@ def main(args: Args) -> None:
             run.log(metrics, global_step)
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agents, args), global_step)
-        add_final_snapshots(agents, matches, args)
+        matches.add_final_snapshots(agents, args.save_steps)
         run.log(evaluate(agents, args, run.folder if args.capture_video else None), total_steps)
         if args.cross_play_games:
             limits, seed = (args.cross_play_snapshots, args.cross_play_games), args.seed + 2_000_000

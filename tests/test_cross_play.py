@@ -20,6 +20,7 @@ from matplotlib.image import AxesImage
 from matplotlib.transforms import BboxBase
 from matplotlib.typing import ColorType
 from torch import Tensor, nn
+from toy_policies import ToyAgent
 
 from utils import cross_play as module
 from utils.cross_play import CrossPlay, Player, cross_play, play, play_pairs, record_video, scripted_players, seatings
@@ -137,7 +138,7 @@ class Maker:
         return [game for contest in self.made for game in contest.record]
 
 
-class Fighter(nn.Module):
+class Fighter(ToyAgent):
     """Acts with its strength, what it observes, and the legal actions; noise is added to the strength."""
 
     def __init__(self) -> None:

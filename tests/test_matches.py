@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import Tensor, nn
-from toy_policies import NUM_BITS, OBS_DIM, Mirror, make_pool
+from toy_policies import NUM_BITS, OBS_DIM, Mirror, ToyAgent, make_pool
 
 from utils.matches import Matches
 from utils.policy_stack import PolicyStack
@@ -448,7 +448,7 @@ def test_a_dropped_snapshot_plays_its_game_to_the_end() -> None:
 # --- the whole of it ---
 
 
-class Fighter(nn.Module):
+class Fighter(ToyAgent):
     """Acts with its strength, in Elo points, and 0."""
 
     def __init__(self) -> None:

@@ -6,12 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from toy_policies import NUM_BITS, OBS_DIM, Mirror
+from toy_policies import NUM_BITS, OBS_DIM, Mirror, ToyAgent
 
 from utils.policy_stack import PolicyStack
 
 
-class Small(nn.Module):
+class Small(ToyAgent):
     """A little network with statistics and a head that does not act; its actions are bent by masks and noise."""
 
     shift: Tensor

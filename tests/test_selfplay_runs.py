@@ -226,7 +226,7 @@ def test_each_snapshot_acts_as_it_did_in_training(
     for state, uids, obs, masks, chosen in records[::5]:
         assert ((uids >= 0).sum(axis=1) == 1).all()
         torch.set_rng_state(state)
-        noise = agent.noise(args.num_games)
+        noise = agent.actor.noise(args.num_games)
         for row, (game, team) in enumerate(np.argwhere(uids >= 0)):
             if uids[game, team] in snapshots:
                 agent.load_state_dict(snapshots[uids[game, team]], strict=False)

@@ -57,14 +57,14 @@ def test_snapshots_of_a_turn(
     assert len(matches.pools["evader"].snapshots) == 1
 
 
-def test_final_snapshots(selfplay: ModuleType) -> None:
+def test_final_snapshots() -> None:
     """Each role's final policy with its own rating, in place of a snapshot that is newer than half of --save-steps."""
     agents, matches = make_roles([60, 100])
     matches.rating = 950.0
     for behavior, before, last in (("pursuers", 940, 1000), ("evader", 800, 900)):
         matches.pools[behavior].add({"x": torch.zeros(1)}, before, 1100.0)
         matches.learner_steps[behavior] = last
-    selfplay.add_final_snapshots(agents, matches, SimpleNamespace(save_steps=150))
+    matches.add_final_snapshots(agents, 150)
     found = {b: [(s.step, s.rating, s.weights["x"].item()) for s in p.snapshots] for b, p in matches.pools.items()}
     assert found == {
         "pursuers": [(0, 900.0, 0.0), (1000, 950.0, 1.0)],

@@ -19,7 +19,16 @@ def make_pool(
     return pool
 
 
-class Mirror(nn.Module):
+class ToyAgent(nn.Module):
+    """An agent that is its own actor."""
+
+    @property
+    def actor(self) -> "ToyAgent":
+        """What draws the actions."""
+        return self
+
+
+class Mirror(ToyAgent):
     """Acts with its mark, what it observes, and the legal actions, read as a binary number; then comes the noise."""
 
     def __init__(self) -> None:

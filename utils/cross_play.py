@@ -71,7 +71,7 @@ def play(
         if rows.any():
             policy = np.searchsorted(policies[team.behavior], seated[rows]).repeat(obs.shape[1])
             masks = legal_actions(env, t)[rows].reshape(len(policy), -1)
-            noise = 0.0 if deterministic else agents[team.behavior].noise(len(policy), generator)
+            noise = 0.0 if deterministic else agents[team.behavior].actor.noise(len(policy), generator)
             chosen = stacks[team.behavior].act(policy, obs[rows].reshape(len(policy), -1), masks, noise)
             actions[rows] = chosen.reshape(-1, *actions.shape[1:])
         return actions

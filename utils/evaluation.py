@@ -6,7 +6,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,11 +20,12 @@ from utils.cross_play import (
     scripted_players,
 )
 from utils.elo import score_interval
-from utils.run import Run, describe, fail, warn
+from utils.run import Run, describe, fail, load_model, warn
 from utils.snapshot_pool import SnapshotPool
-from utils.team_env import TeamEnv
+from utils.team_env import Team, TeamEnv
 
 MakeGames = Callable[..., TeamEnv]
+AgentT = TypeVar("AgentT")
 
 
 def score_policies(
@@ -90,6 +91,22 @@ def report_table(folder: Path, table: CrossPlay, run: Run | None = None) -> None
 def log_table(run: Run, table: CrossPlay) -> None:
     """Prints the table, and writes it into the run folder and to TensorBoard; a failure to write is a warning."""
     report_table(run.folder, table, run)
+
+
+def load_policies(
+    folder: Path, flag: str, args: Any, make_env: MakeGames, make_agent: Callable[[Team, Any], AgentT]
+) -> tuple[dict[str, AgentT], dict[str, SnapshotPool]]:
+    """Agents and pools of a saved run with these arguments; exits with one sentence that names the flag.
+
+    `make_env(args, num_games)` makes games, and `make_agent(team, args)` makes the agent of a behaviour.
+    """
+    env = make_env(args, 1)
+    agents = {team.behavior: make_agent(team, args) for team in env.teams}
+    env.close()
+    rule = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng()
+    pools = {behavior: SnapshotPool(*rule) for behavior in agents}
+    load_model(folder, {"agent": agents, "pool": pools}, flag)
+    return agents, pools
 
 
 def evaluate_run(args: Any, make_env: MakeGames, load_run: Callable[[Path, str], Any]) -> None:

@@ -45,8 +45,8 @@ class Policy(nn.Module):
 
     def forward(self, obs: Tensor, masks: Tensor | None = None) -> Tensor:
         """(n, obs_dim), (n, sum of branches) to (n, *shape of an action), or one integer a branch (n, num_branches)."""
-        if hasattr(self.agent, "sample"):  # self-play
-            actions = self.agent.sample(self.agent(obs), masks)
+        if hasattr(self.agent.actor, "sample"):  # self-play
+            actions = self.agent.actor.sample(self.agent(obs), masks, 0.0)
         else:
             actions, _ = self.agent.actor(self.agent.normalize(obs))
             actions = actions if hasattr(self.agent, "policy") else actions.tanh()  # PPO has `policy`, SAC has not
@@ -61,7 +61,7 @@ class Policy(nn.Module):
         """The same by the script's own code for evaluation, but Box actions in units of half their range."""
         if self.space is None:
             return self.agent.act(obs, masks)
-        inputs = (obs, masks) if hasattr(self.agent, "sample") else (obs,)
+        inputs = (obs, masks) if hasattr(self.agent.actor, "sample") else (obs,)
         actions = (self.agent.policy() if hasattr(self.agent, "policy") else self.agent.act)(*inputs)
         return actions.reshape(-1, *self.space.shape).clip(-1.0, 1.0)
 

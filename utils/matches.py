@@ -240,7 +240,7 @@ class Matches:
                 in_play, policy = np.unique(uids[ghosts], return_inverse=True)
                 masks = np.stack([legal_actions(env, t) for t in teams], axis=1)[ghosts]
                 policy, rows = policy.repeat(sides.shape[2]), sides[ghosts].reshape(-1, team.obs_dim)
-                masks, noise = masks.reshape(len(rows), -1), agent.noise(len(rows))
+                masks, noise = masks.reshape(len(rows), -1), agent.actor.noise(len(rows))
                 ghost_actions = self._stack(behavior, agent, in_play.tolist()).act(policy, rows, masks, noise)
                 chosen[ghosts] = ghost_actions.reshape(-1, *chosen.shape[2:])
                 self.ghost_steps += int(np.stack([env.alive[t] for t in teams], axis=1)[ghosts].sum())
@@ -268,6 +268,15 @@ class Matches:
     def rating_of(self, behavior: str) -> float:
         """The learner's rating; for the other behaviour, the rating of its newest snapshot."""
         return self.rating if behavior == self.learner else self.pools[behavior].latest.rating
+
+    def add_final_snapshots(self, agents: Mapping[str, Any], save_steps: int) -> None:
+        """Makes the last snapshot of each behaviour its final policy, in place of one that is nearly as new."""
+        for behavior, pool in self.pools.items():
+            step, rating = self.learner_steps[behavior], self.rating_of(behavior)
+            if step > pool.latest.step:
+                if pool.latest.step > max(0, step - save_steps / 2):
+                    pool.snapshots.pop()
+                pool.add(agents[behavior].acting_weights(), step, rating)
 
     def metrics(self) -> dict[str, float]:
         """Metrics to log: current ratings, and opponents and results of the games since the last call."""

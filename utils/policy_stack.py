@@ -17,8 +17,9 @@ class PolicyStack:
         """Stacks the weights: one state dict a policy.
 
         `agent` is a module with the policies' architecture. Its `forward` maps observations (n, obs_dim) to parameters
-        of action distributions (n, ...). Its method `sample` maps these, masks and noise to actions. A policy's rows
-        are split into blocks of `block` rows; the batched forward pass has one copy of the weights for each block.
+        of action distributions (n, ...). The method `sample` of its `actor` maps these, masks and noise to actions. A
+        policy's rows are split into blocks of `block` rows; the batched forward pass has one copy of the weights for
+        each block.
         """
         self.weights = {name: torch.stack([w[name] for w in weights]) for name in weights[0]}
         self.agent, self.block = agent, block
@@ -41,4 +42,4 @@ class PolicyStack:
         weights = {name: value.index_select(0, of_block) for name, value in self.weights.items()}
         inputs = torch.as_tensor(padded, device=device).unflatten(0, (-1, self.block))  # (num_blocks, block, obs_dim)
         outputs = self.forward(weights, inputs).flatten(0, 1)[torch.as_tensor(rows, device=device)]
-        return self.agent.sample(outputs, torch.as_tensor(masks, device=device), noise).cpu().numpy()
+        return self.agent.actor.sample(outputs, torch.as_tensor(masks, device=device), noise).cpu().numpy()

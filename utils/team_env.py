@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from utils.errors import MAX_OBS_DIM, TaskError, missing_package
+from utils.run import fail, parse_json
 
 try:
     from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim, flatten
@@ -700,3 +701,37 @@ def make_team_env(
             envs[0].reset()
             check_picture(envs[0].render())
         return PettingZooGames(envs, make_teams(env_id, envs[0], teams, symmetric))
+
+
+def make_games(
+    num_games: int,
+    env_id: str,
+    env_kwargs: str,
+    teams: str | None,
+    symmetric: str,
+    learner_side: str | None,
+    render: bool = False,
+) -> TeamEnv:
+    """`make_team_env` for the flags of a script; exits with one sentence if they are of no use.
+
+    `env_kwargs` and `teams` are JSON, `symmetric` is "auto", "yes" or "no". `learner_side` must be one of the teams.
+    """
+    kwargs, example = (
+        parse_json("env-kwargs", env_kwargs, '{"actions": "discrete"}'),
+        '{"red": ["a_0"], "blue": ["b_0"]}',
+    )
+    lists = None if teams is None else parse_json("teams", teams, example)
+    for agents in (lists or {}).values():
+        if not isinstance(agents, list) or not all(isinstance(agent, str) for agent in agents):
+            fail(f"--teams takes lists of names such as {example}, not {teams}")
+    share = {"auto": None, "yes": True, "no": False}[symmetric]
+    try:
+        env = make_team_env(env_id, num_games, kwargs, lists, share, render)
+    except ValueError as error:
+        fail(f"--env-id {error}")
+    roles = list(dict.fromkeys(team.behavior for team in env.teams))
+    if len(roles) > 2:
+        fail(f"--env-id takes a game of two roles at most, and {env_id} has {', '.join(roles)}: see --teams")
+    if learner_side not in (None, *(team.name for team in env.teams)):
+        fail(f"--learner-side takes one of {', '.join(team.name for team in env.teams)}, not {learner_side}")
+    return env
