@@ -85,6 +85,7 @@ def test_bad_sets(
         assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_scores(selfplay: ModuleType, train_selfplay: Train, tmp_path: Path) -> None:
     """A row a run and scripted player; the untrained score is that of the first snapshot, and so of a run without
     learning.

@@ -45,11 +45,11 @@ LIVELY: dict[str, dict[str, Any]] = {
     | {"buffer_size": 300, "total_timesteps": 900, "checkpoint_freq": 60, "eval_freq": 400, "eval_episodes": 2}
     | {"norm_obs": True, "log_freq": 50, "updates_per_step": 0.3},
     "ppo_selfplay": {"env_id": "pursuit", "num_games": 8, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
-    | {"total_timesteps": 12_000, "save_steps": 1000, "window": 3, "team_change": 2500, "checkpoint_freq": 800}
-    | {"eval_freq": 5000, "eval_games": 2, "cross_play_games": 2, "cross_play_snapshots": 2, "swap_steps": 90},
+    | {"total_timesteps": 6000, "save_steps": 500, "window": 3, "team_change": 1250, "checkpoint_freq": 400}
+    | {"eval_freq": 2500, "eval_games": 2, "cross_play_games": 2, "cross_play_snapshots": 2, "swap_steps": 90},
     "sac_selfplay": {"env_id": "pursuit", "num_games": 8, "learning_starts": 80, "batch_size": 32, "buffer_size": 900}
-    | {"total_timesteps": 5000, "save_steps": 500, "window": 3, "team_change": 1200, "checkpoint_freq": 400}
-    | {"norm_obs": True, "eval_freq": 2000, "eval_games": 2, "cross_play_games": 2, "cross_play_snapshots": 2}
+    | {"total_timesteps": 3000, "save_steps": 300, "window": 3, "team_change": 700, "checkpoint_freq": 250}
+    | {"norm_obs": True, "eval_freq": 1200, "eval_games": 2, "cross_play_games": 2, "cross_play_snapshots": 2}
     | {"log_freq": 300, "replay_opponents": "window", "updates_per_step": 0.1},
 }
 
@@ -240,6 +240,7 @@ def test_stopped_by_a_signal(any_script: ModuleType, signum: int, expected: int)
     assert json.loads((folder / "args.json").read_text())["total_timesteps"] == total
 
 
+@pytest.mark.slow
 def test_no_checkpoints_but_the_last(any_script: ModuleType) -> None:
     """--checkpoint-freq 0 writes the first and the last; a finished run can be made longer, and not repeated."""
     assert run(any_script, *words(any_script, checkpoint_freq=0, total_timesteps=1000)) == 0
@@ -313,6 +314,7 @@ def bad_resume(script: ModuleType, capsys: pytest.CaptureFixture[str], *argv: st
     return sentence
 
 
+@pytest.mark.slow
 def test_refusals(any_script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     """Folders without a run, arguments that are not the run's, a run that is running, damaged and dangerous files."""
     Path("empty").mkdir()
@@ -372,6 +374,7 @@ def break_down(monkeypatch: pytest.MonkeyPatch, script: ModuleType, fault: str) 
     return TINY[script.__name__] | flags
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["reset", "step", "exit"])
 def test_an_environment_that_raises(
     any_script: ModuleType, fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -412,6 +415,7 @@ def test_an_environment_that_raises_in_a_process(
     assert (only_run() / "checkpoint.pt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["observation", "reward"])
 def test_an_environment_that_gives_no_number(
     any_script: ModuleType, fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -483,6 +487,7 @@ def test_a_full_disk(
     assert_same(*both)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_disk_that_stays_full(
     any_script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -523,6 +528,7 @@ def test_folders_that_cannot_be_written(any_script: ModuleType, capsys: pytest.C
     assert "the run folder cannot be made" in bad_resume(any_script, capsys, *words(any_script))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [sac_continuous, sac_selfplay], ids=lambda script: script.__name__)
 def test_the_buffer_is_on_disk_once(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row is written once, and files that the last two checkpoints do not need are removed."""

@@ -1,6 +1,7 @@
 """The pages for readers: every relative link leads to a file, every anchor to a heading, and the README stays short."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,12 @@ def test_links(page: Path) -> None:
             target = page.parent / path if path else page
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
+
+
+def test_no_merge_is_left_half_done() -> None:
+    """No tracked file has the marks of a conflict."""
+    words = ["git", "grep", "-lE", "^(<<<<<<<|>>>>>>>) "]
+    assert not subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout
 
 
 def test_readme_is_two_minutes_long() -> None:

@@ -149,6 +149,7 @@ def test_all_is_saved_before_the_final_evaluation(
     assert saved_facts(folder) == (512, True)
 
 
+@pytest.mark.slow
 def test_a_missing_matplotlib_costs_a_warning(
     selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_missing_matplotlib_costs_a_warning(
     assert saved_facts(folder) == (512, True)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_final_evaluation(
     selfplay: ModuleType,
     train_selfplay: Train,
@@ -215,6 +217,7 @@ def scores_line(text: str) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_each_number_says_what_it_is(
     selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -287,6 +290,7 @@ def test_against(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.Cap
     assert results[one.name, one.name] == 0.5
 
 
+@pytest.mark.slow
 def test_against_in_an_asymmetric_game(
     selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,7 @@ class Recorder(gym.vector.VectorWrapper):
         return result
 
 
+@pytest.mark.slow
 def test_actions_are_those_of_the_evaluation(
     any_script: ModuleType, train: Train, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:

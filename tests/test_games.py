@@ -170,6 +170,7 @@ def test_later_steps_leave_what_was_returned(make: Callable[[int], DiscGame]) ->
     assert not any(np.shares_memory(a, b) for a, b in zip(step.obs, step.final_obs, strict=True))
 
 
+@pytest.mark.slow
 def test_many_games_are_single_games(make: Callable[[int], DiscGame]) -> None:
     """256 games at once, each against one that is played alone from its state."""
     env = make(256)

@@ -509,6 +509,7 @@ class Arena:
         return over
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "swap_steps", "num_steps"),
     [(DUEL, 0, 2_000), (DUEL, 700, 500), (TRIO, 0, 400), (TRIO, 700, 400), (HUNT, 0, 500), (RAID, 300, 400)],

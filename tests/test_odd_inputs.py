@@ -198,6 +198,7 @@ def test_a_fault_of_the_task_in_an_evaluation(capsys: pytest.CaptureFixture[str]
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "module", "what"),
     [

@@ -158,6 +158,7 @@ def test_an_episode_without_an_end(
     assert "evaluation: return 70.00 +/- 0.00, length 70.0" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_same_seed_same_weights(script: ModuleType, train: Train) -> None:
     """Bit for bit; another seed gives other weights."""
     one, same, other = train(script), train(script), train(script, seed=2)
@@ -167,6 +168,7 @@ def test_same_seed_same_weights(script: ModuleType, train: Train) -> None:
     assert not torch.equal(weights[name], other_weights[name])
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_touch_the_training(script: ModuleType, train: Train) -> None:
     """Off or often, with statistics that would drift if they were not frozen."""
     flags = {"norm_obs": True, "num_envs": 2}
@@ -389,6 +391,7 @@ FLAGS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "flags"), [(name, flags) for name, rows in FLAGS.items() for flags in rows], ids=str)
 def test_every_flag_runs_and_changes_something(train: Train, name: str, flags: dict[str, Any]) -> None:
     """Each flag that concerns learning changes the weights."""

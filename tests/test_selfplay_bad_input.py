@@ -124,6 +124,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_bad_flag(name: str, case: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Alone beside good ones."""
@@ -222,6 +223,7 @@ def refuse_folder(
     assert re.match(rf"error: --{flag} takes a run folder with (a whole|the) {file} of this script, and", stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("damage", MODELS)
 def test_damaged_model(
@@ -340,6 +342,7 @@ FAULTS = {  # the 21st step of game 3 of 8, or the reset in its 20th
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_game_that_goes_wrong(
@@ -372,6 +375,7 @@ def test_a_game_that_goes_wrong(
 # --- warnings ---
 
 
+@pytest.mark.slow
 def test_warning_of_swaps_within_a_game(
     selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:

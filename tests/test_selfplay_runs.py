@@ -83,6 +83,7 @@ GAMES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", GAMES)
 def test_games(selfplay: ModuleType, game: str, train_selfplay: Train) -> None:
     """Every role learns, every number stays finite, and each role's turn ends with a snapshot of what it has become."""
@@ -280,6 +281,7 @@ RATES = {
 }
 
 
+@pytest.mark.slow
 def test_folder_and_logs(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
     """Files, keys, one finite point a key and step, the table as numbers and pictures, and what to type next."""
     folder = train_selfplay(selfplay, total_timesteps=1024, eval_freq=256, cross_play_games=4, cross_play_snapshots=3)
@@ -317,6 +319,7 @@ def test_folder_and_logs(selfplay: ModuleType, train_selfplay: Train, capsys: py
     assert json.loads((folder / "args.json").read_text())["cross_play_games"] == 4
 
 
+@pytest.mark.slow
 def test_next_command_runs_as_printed(
     selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -333,6 +336,7 @@ def test_next_command_runs_as_printed(
     assert iio.imread(video).std() > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["sumo", "mpe2.simple_push_v3"])
 def test_video(selfplay: ModuleType, env_id: str, train_selfplay: Train) -> None:
     """One for each role, which a decoder reads: a picture a step, and not one colour."""
@@ -346,6 +350,7 @@ def test_video(selfplay: ModuleType, env_id: str, train_selfplay: Train) -> None
         assert (frames[0] != frames[-1]).any()
 
 
+@pytest.mark.slow
 def test_wandb_offline(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """W&B gets the same points as TensorBoard, and its files are in the run folder and nowhere else."""
     points: set[tuple[str, int]] = set()
@@ -588,6 +593,7 @@ def test_no_update_without_a_transition_that_may_be_drawn(train_selfplay: Train,
     assert all(value.isfinite().all() for value in all_weights(folder).values())
 
 
+@pytest.mark.slow
 def test_learner_side(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """The learner takes both sides in turn, or the one that it was given."""
     sides: set[int] = set()

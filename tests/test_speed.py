@@ -82,21 +82,11 @@ def test_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_all_scripts_are_measured(tmp_path: Path) -> None:
+def test_scripts_are_measured(tmp_path: Path) -> None:
     """A round of short measurements: every row is there, parts do not exceed the whole, starts come in order."""
-    names = ["ppo_continuous.py", "sac_continuous.py", "ppo_selfplay.py", "sac_selfplay.py"]
-    words = [
-        "--script",
-        *names,
-        "--env-id",
-        "Pendulum-v1",
-        "--rounds",
-        "1",
-        "--steps",
-        "600",
-        "--output",
-        str(tmp_path / "x"),
-    ]
+    names = ["ppo_continuous.py", "sac_selfplay.py"]
+    words = ["--script", *names, "--env-id", "Pendulum-v1", "--rounds", "1", "--steps", "600"]
+    words += ["--output", str(tmp_path / "x")]
     result = subprocess.run([sys.executable, "-m", "benchmark.speed", *words], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout == (tmp_path / "x.md").read_text()
@@ -117,7 +107,7 @@ def test_all_scripts_are_measured(tmp_path: Path) -> None:
         assert ("replay" in seconds) == name.startswith("sac")
         assert 0 < seconds["first step"] < seconds["first update"]
     limits = [row for row in rows if row["measured"] == "limit"]
-    assert {row["script"] for row in limits} == set(names[:2])
+    assert {row["script"] for row in limits} == {names[0]}
     assert all(np.isfinite(float(row["seconds"])) and float(row["seconds"]) > 0 for row in limits)
 
 

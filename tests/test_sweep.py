@@ -240,6 +240,7 @@ def test_success_without_a_run_is_a_failure(run: Sweep) -> None:
     assert run("--", "--help").status == 1
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_reported_and_tried_again(run: Sweep) -> None:
     """The others go on, the command that is printed fails in the same way, and the next sweep runs this one alone."""
     Path("broken").touch()
@@ -272,6 +273,7 @@ def test_a_process_that_cannot_be_started(run: Sweep, monkeypatch: pytest.Monkey
     assert "No such file or directory: '/no/python'" in job.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["sweep", "sweep and jobs", "all"])
 def test_killed(killed: str, run: Sweep) -> None:
     """After a SIGKILL of any of the processes the next sweep finishes every run, with none at work twice."""
@@ -298,6 +300,7 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_stopped(run: Sweep) -> None:
     """Runs write their checkpoints, nothing new is started, and the same command goes on without the loss of a step."""
     words = ("--num-seeds", "2", "--", "--total-timesteps", "60")
@@ -655,6 +658,7 @@ def test_a_list_of_seeds(run: Sweep) -> None:
     assert runs() == ["Toy-v0__toy_script__3", "Toy-v0__toy_script__7"]
 
 
+@pytest.mark.slow
 def test_a_time_limit_for_each_run(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run writes its checkpoint, counts as failed, and goes on the next time; a stubborn one is killed."""
     name = "Toy-v0__toy_script__1"
@@ -671,6 +675,7 @@ def test_a_time_limit_for_each_run(run: Sweep, monkeypatch: pytest.MonkeyPatch) 
     assert sweep.run_job(job, 0.01) == 124
 
 
+@pytest.mark.slow
 def test_a_terminal_that_closes_stops_the_runs(run: Sweep) -> None:
     """SIGHUP is as SIGTERM: no run is left behind, each has its checkpoint, and the same command goes on."""
     terminal, other_end = pty.openpty()

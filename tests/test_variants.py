@@ -110,6 +110,7 @@ def command(folder: str, script: str, *flags: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_commands(variant: str, tmp_path: Path) -> None:
     """Training from the repository's folder, the evaluation that it suggests, and both from another folder."""
     for name in ("utils", "variants"):  # a copy of the repository, so that the run folder is not in the real one
@@ -130,6 +131,7 @@ def test_commands(variant: str, tmp_path: Path) -> None:
     assert_same_weights(folder, other)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(variant: str) -> None:
     """Bit for bit: checkpoint, model, buffer and curves of the resumed run equal those of the uninterrupted one."""
     script, argv = load_script(variant), words(variant, total_timesteps=450)
