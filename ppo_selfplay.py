@@ -39,7 +39,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from utils.cross_play import scripted_players
-from utils.evaluation import evaluate_run, load_policies, log_table, score_policies, snapshot_table
+from utils.evaluation import evaluate_run, load_policies, load_rivals, log_table, score_policies, snapshot_table
 from utils.matches import Matches, turn_ends
 from utils.run import Run, compiled, fail, parse_args, prepare, read_args
 from utils.snapshot_pool import SnapshotPool
@@ -71,6 +71,10 @@ class Args:
     deterministic: bool = True  # evaluate with each policy's most likely actions; --no-deterministic samples
     evaluate: Path | None = None  # do not train: play this run's snapshots against each other, or --against another
     against: str | None = None  # the opponent for --evaluate: another run folder, or the name of a scripted player
+    exploitability: int = 0  # with --evaluate: game steps of training a policy that beats this run's, and its score
+    policy: Literal["last", "uniform", "nash"] = (
+        "last"  # what saved runs play: their last snapshot, or a mixture of all
+    )
     checkpoint_freq: int = 500_000  # game steps between checkpoints (with resets); 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
 
@@ -84,7 +88,9 @@ class Args:
     # --- self-play ---
     save_steps: int = 200_000  # learner steps between snapshots
     window: int = 50  # snapshots in the pool; the oldest one leaves it
+    opponents: list[str] | None = None  # run folders whose frozen policies are the opponents; default: past selves
     play_against_latest_model_ratio: float = 0.5  # probability that an opponent is the newest snapshot; 1: no pool
+    newest_share: float = 1.0  # share of the pool, its newest part, from which the other opponents are drawn
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: strong ones more often
     swap_steps: int = 0  # ghost steps over all games between new opponents of a game; 0: new ones each game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn of team_change
@@ -133,11 +139,12 @@ LIMITS = {
     "num_steps": (1, 1_000_000),
     "total_timesteps num_minibatches update_epochs save_steps team_change": (1, 1e12),
     "cross_play_games": (0, 100_000),
-    "eval_freq checkpoint_freq swap_steps learning_rate clip_coef ent_coef vf_coef": (0, 1e12),
+    "eval_freq checkpoint_freq swap_steps exploitability learning_rate clip_coef ent_coef vf_coef": (0, 1e12),
     "max_grad_norm target_kl": (0, 1e12),
     "window cross_play_snapshots": (1, 10_000),
     "swaps_per_turn": (1e-9, 1e12),
     "elo_k": (0, 1e4),
+    "newest_share": (0.001, 1),
     "initial_elo": (-1e6, 1e6),
     "log_std_init": (-20, 2),
     "seed": (0, 2**31),
@@ -525,13 +532,13 @@ def start_matches(args: Args, env: TeamEnv, agents: Mapping[str, Agent], total_s
     """Games against the first snapshot of each behaviour, the initial policy."""
     change_at = turn_ends(env.teams, args.team_change, total_steps)
     draws = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng(args.seed)
-    pools = {behavior: SnapshotPool(*draws) for behavior in agents}
+    pools = {behavior: SnapshotPool(*draws, args.newest_share) for behavior in agents}
     for behavior, pool in pools.items():
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
     turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
     rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
-    return Matches(env.teams, args.num_games, pools, change_at, *rules)
+    return Matches(env.teams, args.num_games, pools, change_at, *rules, load_rivals(args, load_run))
 
 
 def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bool:
@@ -550,13 +557,13 @@ def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bo
 # === Main =============================================================================================================
 
 
-def main(args: Args) -> None:
-    """Trains, or evaluates a trained model with --evaluate."""
+def main(args: Args) -> Path:
+    """Trains, or evaluates a trained model with --evaluate; returns the run folder."""
     prepare(args, LIMITS)
     check_args(args)
     if args.evaluate is not None:
-        evaluate_run(args, make_env, load_run)
-        return
+        evaluate_run(args, make_env, load_run, main)
+        return args.evaluate
 
     # --- seeds and device ---
     random.seed(args.seed)
@@ -656,6 +663,7 @@ def main(args: Args) -> None:
         if args.cross_play_games:
             limits, seed = (args.cross_play_snapshots, args.cross_play_games), args.seed + 2_000_000
             log_table(run, snapshot_table(partial(make_env, args), agents, pools, *limits, seed))
+    return run.folder
 
 
 if __name__ == "__main__":

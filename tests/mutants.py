@@ -238,9 +238,9 @@ MUTANTS = [
         SELFPLAY_TESTS,
     ),
     Mutant(
-        SAC_SELFPLAY,
-        "matches.learner_steps[behavior], matches.rating_of(behavior)",
-        "matches.learner_steps[behavior], matches.rating",
+        MATCHES,
+        "self.learner_steps[behavior], self.rating_of(behavior)",
+        "self.learner_steps[behavior], self.rating",
         "final snapshot: rating of the other behaviour",
         "tests/test_turns.py tests/test_selfplay_runs.py",
     ),
@@ -364,8 +364,8 @@ MUTANTS = [
     ),
     Mutant(
         POOL,
-        "self.snapshots[self.rng.integers(len(self.snapshots))]",
-        "self.snapshots[self.rng.integers(len(self.snapshots) - 1)]",
+        "newest[self.rng.integers(len(newest))]",
+        "newest[self.rng.integers(len(newest) - 1)]",
         "uniform draw without the newest",
         POOL_TESTS,
     ),

@@ -486,11 +486,12 @@ def test_csv_reads_back(table: CrossPlay, tmp_path: Path) -> None:
     table.write_csv(tmp_path / "table.csv")
     with (tmp_path / "table.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
-    assert header == ["player", "rating", "low", "high", *table.labels]
+    assert header == ["player", "rating", "low", "high", "nash_weight", *table.labels]
     assert [row[0] for row in rows] == table.labels
     numbers = np.array([[float(cell) if cell else NAN for cell in row[1:]] for row in rows])
     np.testing.assert_allclose(numbers[:, :3].T, [table.ratings, table.low, table.high], atol=0.05)
-    np.testing.assert_allclose(numbers[:, 3:], table.scores.mean(axis=2), atol=5e-5)
+    np.testing.assert_allclose(numbers[:, 3], table.nash_weights(), atol=5e-5)
+    np.testing.assert_allclose(numbers[:, 4:], table.scores.mean(axis=2), atol=5e-5)
 
 
 @pytest.mark.parametrize("table", [SYMMETRIC, ASYMMETRIC], ids=["symmetric", "asymmetric"])

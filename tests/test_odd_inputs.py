@@ -203,7 +203,7 @@ def test_a_fault_of_the_task_in_an_evaluation(capsys: pytest.CaptureFixture[str]
     ("package", "module", "what"),
     [
         ("pettingzoo", "utils.team_env", "self-play"),
-        ("gymnasium", "utils.team_env", "self-play"),
+        ("gymnasium", "utils.team_env", "training"),
         ("tyro", "utils.run", "training"),
         ("tensorboard", "utils.run", "training"),
         ("rich", "benchmark.sweep", "benchmark.sweep"),

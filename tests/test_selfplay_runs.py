@@ -26,6 +26,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import ppo_selfplay
 import sac_selfplay
+from utils import team_env
 from utils.games import Pursuit
 from utils.matches import Matches
 from utils.run import parse_args, seed_streams
@@ -420,6 +421,7 @@ SHARED: dict[str, Any] = {
     "num_games": 4,
     "save_steps": 512,
     "window": 1,
+    "newest_share": 0.1,
     "play_against_latest_model_ratio": 1.0,
     "opponent_sampling": "uniform",
     "swap_steps": 100_000,
@@ -504,6 +506,7 @@ def test_every_flag_changes_something(
         "log_freq",
         "discrete_target_entropy_scale",
     }
+    ours |= {"opponents", "policy", "exploitability"}  # see test_opponents.py
     ours |= {"checkpoint_freq", "resume", "compile"}  # see test_checkpoints.py and test_compile.py
     ours |= {"learner_side"}  # Sumo is the same from both sides, and so are the weights
     assert {*selfplay.Args.__dataclass_fields__} - ours == {*SHARED, *FLAGS[selfplay.__name__]}, (
@@ -753,7 +756,7 @@ def test_average_policy_is_the_equilibrium(
 
     At one third each, or for a stake of 2 at (1/4, 1/2, 1/4), where no policy starts: either makes all gains zero.
     """
-    monkeypatch.setattr(ppo_selfplay, "make_team_env", lambda env_id, num_games, *_: MatrixGame(num_games, stake))
+    monkeypatch.setattr(team_env, "make_team_env", lambda env_id, num_games, *_: MatrixGame(num_games, stake))
     pool = {"play_against_latest_model_ratio": 0.5, "save_steps": 256, "window": 200, "total_timesteps": 120 * 256}
     plain = {"norm_obs": False, "norm_reward": False, "norm_adv": False, "anneal_lr": False}
     step = {

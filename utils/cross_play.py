@@ -31,7 +31,16 @@ class Player:
     behavior: str
     """the behaviour whose teams it plays on"""
     weights: Weights | None = field(default=None, repr=False)
-    """state dict of the actor; None: the scripted player of that name"""
+    """state dict of the actor; None: the scripted player of that name, or a mixture"""
+    members: tuple["Player", ...] = field(default=(), repr=False)
+    """of a mixture, which plays each game with the policy of one member"""
+    shares: tuple[float, ...] = ()
+    """probabilities of the members"""
+
+    @property
+    def is_scripted(self) -> bool:
+        """Whether it has no policy."""
+        return self.weights is None and not self.members
 
 
 def scripted_players(env: TeamEnv) -> list[Player]:
@@ -53,10 +62,15 @@ def play(
     """Plays one game for each row of `seats` and returns the scores; both are (num_games, num_teams).
 
     `seats` holds indices of `players`. `agents` are the modules, by behaviour, that act with the players' weights (see
-    `PolicyStack`). Policies sample their actions from a random stream of their own, or take the most likely actions if
-    `deterministic`. `frames` receives the pictures of the first game.
+    `PolicyStack`). For each game a mixture draws one of its members. Policies sample their actions from a random stream
+    of their own, or take the most likely actions if `deterministic`. `frames` receives the pictures of the first game.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+    players, seats = list(players), seats.copy()
+    for i, player in enumerate(tuple(players)):
+        if player.members:
+            seats[seats == i] = len(players) + rng.choice(len(player.members), (seats == i).sum(), p=player.shares)
+            players += player.members
     policies = {b: [i for i, p in enumerate(players) if p.behavior == b and p.weights is not None] for b in agents}
     weights = {b: [players[i].weights for i in indices] for b, indices in policies.items()}
     stacks = {b: PolicyStack(agents[b], [w for w in stack if w is not None]) for b, stack in weights.items() if stack}
@@ -191,10 +205,7 @@ class CrossPlay:
         meet. Then the score is 1/2 plus half the difference between their mean scores against all others.
         """
         means, result = self.scores.mean(axis=2), {}
-        for behavior in dict.fromkeys(player.behavior for player in self.players):
-            own = [
-                i for i, player in enumerate(self.players) if player.behavior == behavior and player.weights is not None
-            ]
+        for behavior, own in self.policies().items():
             if len(own) > 1:
                 *older, newest = own
                 against = means[newest, older]
@@ -203,24 +214,56 @@ class CrossPlay:
                 result[behavior] = float(against.mean()), float(against.min())
         return result
 
+    def policies(self) -> dict[str, list[int]]:
+        """The players of each behaviour that have weights."""
+        behaviors = dict.fromkeys(player.behavior for player in self.players)
+        all_players = list(enumerate(self.players))
+        return {b: [i for i, p in all_players if p.behavior == b and p.weights is not None] for b in behaviors}
+
+    def nash_weights(self) -> np.ndarray:
+        """Each policy's share (n,) in the mixture of its behaviour whose lowest score against the policies is highest.
+
+        nan for scripted players, and where there are no policies to meet. In a symmetric game the mixture scores 1/2 or
+        more against each policy of the table: a Nash equilibrium of the game in which both players pick a policy.
+        """
+        means, weights = self.scores.mean(axis=2), np.full(len(self.players), np.nan)
+        np.fill_diagonal(means, 0.5)
+        for own in self.policies().values():
+            others = [j for others in self.policies().values() for j in others if not np.isnan(means[own, j]).any()]
+            if own and others:
+                weights[own] = maximin(means[np.ix_(own, others)])
+        return weights
+
+    def circles(self) -> tuple[int, int]:
+        """How many triples of policies go in a circle (each beats the next one), and how many triples can meet."""
+        own = [i for indices in self.policies().values() for i in indices]
+        means = self.scores.mean(axis=2)[np.ix_(own, own)]
+        beats, meets = (means > 0.5).astype(int), (~np.isnan(means)).astype(int)
+        return int(np.trace(beats @ beats @ beats)) // 3, int(np.trace(meets @ meets @ meets)) // 6
+
     def report(self, folder: Path) -> None:
-        """Prints the table and the progress of each behaviour. Writes the table to a folder as CSV and heat map."""
+        """Prints the table and what follows from it. Writes the table to a folder as CSV and heat map."""
         ratings = "ratings of this table, whose mean is 1200; the training ratings are others"
         print(f"cross-play: score of row against column in percent; {ratings}\n{self.text()}")
         for behavior, (mean, worst) in self.progress().items():
             against = f"{mean:.2f} on average against older ones, {worst:.2f} in the worst case"
             print(f"{behavior}: the last snapshot scores {against} (from 0 to 1: a win is 1, a draw 0.5)")
+        shares = zip(self.labels, self.nash_weights(), strict=True)
+        print("Nash weights: " + ", ".join(f"{label} {share:.2f}" for label, share in shares if share >= 0.005))
+        if self.circles()[1]:
+            print("{} of {} triples of snapshots go in a circle: each beats the next one".format(*self.circles()))
         self.write_csv(folder / "cross_play.csv")
         self.heat_map().savefig(folder / "cross_play.png", dpi=120)
 
     def write_csv(self, path: Path) -> None:
-        """Writes one row per player: rating, interval, and mean score against each other player."""
+        """Writes one row per player: rating, interval, Nash weight, and mean score against each other player."""
         with path.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["player", "rating", "low", "high", *self.labels])
-            for i, label in enumerate(self.labels):
+            writer.writerow(["player", "rating", "low", "high", "nash_weight", *self.labels])
+            for i, (label, share) in enumerate(zip(self.labels, self.nash_weights(), strict=True)):
                 means = ["" if np.isnan(mean) else f"{mean:.4f}" for mean in self.scores[i].mean(axis=1)]
-                writer.writerow([label, *(f"{x[i]:.1f}" for x in (self.ratings, self.low, self.high)), *means])
+                numbers = [f"{x[i]:.1f}" for x in (self.ratings, self.low, self.high)]
+                writer.writerow([label, *numbers, "" if np.isnan(share) else f"{share:.6f}", *means])
 
     def heat_map(self) -> "Figure":
         """The table as a figure that grows with the number of players and with the length of their names.
@@ -250,6 +293,23 @@ class CrossPlay:
         bar = figure.colorbar(image, shrink=0.8, ticks=[0, 25, 50, 75, 100])
         bar.set_label("score of the row player against\nthe column player, percent")
         return figure
+
+
+def maximin(scores: np.ndarray) -> np.ndarray:
+    """The probabilities of the rows (n,) whose lowest mean score over the columns of (n, m) is highest.
+
+    A linear program: maximise v such that the mean score against each column is v or more.
+    """
+    from scipy.optimize import linprog
+
+    n, m = scores.shape
+    not_above = np.hstack([-scores.T, np.ones((m, 1))])  # v minus the mean score against each column
+    total = np.array([[1.0] * n + [0.0]])
+    cost = [0.0] * n + [-1.0]  # minus v, which comes after the shares
+    solution = linprog(cost, A_ub=not_above, b_ub=np.zeros(m), A_eq=total, b_eq=[1.0], bounds=(0.0, 1.0)).x
+    assert solution is not None, "a game of finitely many policies has a value"
+    shares = solution[:n].clip(0.0)
+    return shares / shares.sum()
 
 
 def shortened(label: str) -> str:

@@ -3,7 +3,9 @@
 `make_games(num_games)` makes games that are stepped together. Evaluations have their own games and random streams.
 """
 
+import csv
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +23,7 @@ from utils.cross_play import (
 )
 from utils.elo import score_interval
 from utils.run import Run, describe, fail, load_model, warn
-from utils.snapshot_pool import SnapshotPool
+from utils.snapshot_pool import Snapshot, SnapshotPool
 from utils.team_env import Team, TeamEnv
 
 MakeGames = Callable[..., TeamEnv]
@@ -35,14 +37,16 @@ def score_policies(
     seed: int,
     deterministic: bool,
     video_folder: Path | None = None,
+    policies: list[Player] | None = None,
 ) -> dict[str, float]:
     """Each behaviour's mean score against every scripted player, as metrics; a win is 1, a draw 0.5.
 
-    If there is a folder for it, one game against the scripted player that does best is recorded.
+    The agents' current policies play, or `policies`, one for each behaviour. If there is a folder for it, one game
+    against the scripted player that does best is recorded.
     """
     env = make_games(1, render=video_folder is not None)
-    players = [Player("policy", behavior, agent.acting_weights()) for behavior, agent in agents.items()]
-    players += scripted_players(env)
+    own = [Player("policy", behavior, agent.acting_weights()) for behavior, agent in agents.items()]
+    players = (policies or own) + scripted_players(env)
     pairs = pairs_with_others(env, players, len(agents))
     scores = play_pairs(make_games, agents, players, pairs, num_games, seed, deterministic).mean(1)
     names = [f"eval/{players[i].behavior}_score_vs_{players[j].name}" for i, j in pairs]
@@ -109,54 +113,148 @@ def load_policies(
     return agents, pools
 
 
-def evaluate_run(args: Any, make_env: MakeGames, load_run: Callable[[Path, str], Any]) -> None:
-    """--evaluate: the scores and the table of a run, or with --against the score against another player.
+def evaluate_run(
+    args: Any, make_env: MakeGames, load_run: Callable[[Path, str], Any], train: Callable[[Any], Path]
+) -> None:
+    """--evaluate: the scores and the table of a run, with --against its score against another player, or with
+    --exploitability the score of a policy that learns to beat it.
 
-    `make_env(args, num_games, render)` makes games, and `load_run(folder, flag)` gives the agents, pools and arguments
-    of a saved run.
+    `make_env(args, num_games, render)` makes games, `load_run(folder, flag)` gives the agents, pools and arguments of a
+    saved run, and `train(args)` trains and returns the run folder.
     """
     agents, pools, _ = load_run(args.evaluate, "evaluate")
-    make_games = partial(make_env, args)
+    make_games, own = partial(make_env, args), load_players(args.evaluate, pools, args.policy, "policy")
+    if args.exploitability:
+        response = train_response(args, train)
+        players = load_players(response, load_run(response, "evaluate")[1], "last", "response")
+        score_pairs(args, make_games, agents, players, own, str(response), str(args.evaluate), deterministic=False)
+        return
     if args.against is None:
         video_folder = args.evaluate if args.capture_video else None
-        seed = args.seed + 1_000_000
-        print(describe(score_policies(make_games, agents, args.eval_games, seed, args.deterministic, video_folder)))
+        rules = args.eval_games, args.seed + 1_000_000, args.deterministic, video_folder
+        print(describe(score_policies(make_games, agents, *rules, own)))
         if args.cross_play_games:
             seed, num_snapshots = args.seed + 2_000_000, args.cross_play_snapshots
             table = snapshot_table(make_games, agents, pools, num_snapshots, args.cross_play_games, seed)
             report_table(args.evaluate, table)
         return
-    env = make_games(1, render=args.capture_video)
+    env = make_games(1)
     scripted = scripted_players(env)
+    env.close()
     opponents = [player for player in scripted if player.name == args.against]
     if not opponents:
-        opponents = load_opponents(args, load_run, list(dict.fromkeys(player.name for player in scripted)))
-    players = [Player("policy", behavior, agent.acting_weights()) for behavior, agent in agents.items()] + opponents
-    pairs = pairs_with_others(env, players, len(agents))
+        opponents = load_opponent(args, load_run, list(dict.fromkeys(player.name for player in scripted)))
+    score_pairs(args, make_games, agents, own, opponents, str(args.evaluate), args.against, args.deterministic)
+
+
+def score_pairs(
+    args: Any,
+    make_games: MakeGames,
+    agents: Mapping[str, Any],
+    own: list[Player],
+    opponents: list[Player],
+    name: str,
+    other_name: str,
+    deterministic: bool,
+) -> None:
+    """Prints the score of each own player against each opponent that it can meet, with its 95% interval."""
+    env, players = make_games(1, render=args.capture_video), own + opponents
+    pairs = pairs_with_others(env, players, len(own))
     if not pairs:
-        fail(f"--against takes an opponent that can play the other team, and {args.against} cannot")
-    results = play_pairs(make_games, agents, players, pairs, args.eval_games, args.seed, args.deterministic)
+        fail(f"--against takes an opponent that can play the other team, and {other_name} cannot")
+    results = play_pairs(make_games, agents, players, pairs, args.eval_games, args.seed, deterministic)
     for (i, j), scores in zip(pairs, results, strict=True):
         mean, low, high = score_interval(scores)
-        own, other = f"{players[i].behavior} of {args.evaluate}", f"{players[j].behavior} of {args.against}"
-        if players[j].weights is None:
-            other = f"the scripted {players[j].behavior} player {args.against}"
-        print(
-            f"{own} against {other}: score {mean:.3f}, 95% interval [{low:.3f}, {high:.3f}], from {len(scores)} seeds"
-        )
+        other = f"{players[j].behavior} of {other_name}"
+        if players[j].is_scripted:
+            other = f"the scripted {players[j].behavior} player {other_name}"
+        interval = f"95% interval [{low:.3f}, {high:.3f}], from {len(scores)} seeds"
+        print(f"{players[i].behavior} of {name} against {other}: score {mean:.3f}, {interval}")
         if args.capture_video:
-            record_video(env, agents, players[i], players[j], args.seed, args.deterministic, args.evaluate)
+            record_video(env, agents, players[i], players[j], args.seed, deterministic, args.evaluate)
     env.close()
 
 
-def load_opponents(args: Any, load_run: Callable[[Path, str], Any], scripted: list[str]) -> list[Player]:
+def train_response(args: Any, train: Callable[[Any], Path]) -> Path:
+    """Trains for --exploitability game steps against the frozen policies of the run; returns the new run's folder."""
+    own = {"evaluate": None, "opponents": [str(args.evaluate)], "total_timesteps": args.exploitability}
+    rest = {"exploitability": 0, "eval_freq": 0, "cross_play_games": 0, "capture_video": False}
+    print(f"training against {args.evaluate} for {args.exploitability:,} game steps")
+    return train(replace(args, **own, **rest))
+
+
+def check_same_game(args: Any, other: Any, flag: str) -> None:
+    """Exits with one sentence if another run has another game, or other inputs of its policies."""
+    for name in ("env_id", "env_kwargs", "teams", "symmetric", "norm_obs"):
+        ours, theirs = getattr(args, name), getattr(other, name)
+        if ours != theirs:
+            own = f"--{name.replace('_', '-')} was {ours} here and {theirs} there"
+            fail(f"--{flag} takes a run of the same game, and {own}")
+
+
+def load_opponent(args: Any, load_run: Callable[[Path, str], Any], scripted: list[str]) -> list[Player]:
     """The policies of the run folder that --against names; exits with one sentence if it is not of the same game."""
     if not Path(args.against).is_dir():
         fail(f"--against takes a run folder or one of {', '.join(scripted)}, and {args.against} is neither")
-    agents, _, own_args = load_run(Path(args.against), "against")
-    for name in ("env_id", "env_kwargs", "teams", "symmetric"):
-        ours, theirs = getattr(args, name), getattr(own_args, name)
-        if ours != theirs:
-            flag = f"--{name.replace('_', '-')}"
-            fail(f"--against takes a run of the same game, and {flag} was {ours} here and {theirs} there")
-    return [Player("against", behavior, agent.acting_weights()) for behavior, agent in agents.items()]
+    _, pools, other = load_run(Path(args.against), "against")
+    check_same_game(args, other, "against")
+    return load_players(Path(args.against), pools, "last", "against")
+
+
+def load_rivals(args: Any, load_run: Callable[[Path, str], Any]) -> dict[str, SnapshotPool] | None:
+    """The policies of the runs of --opponents, as pools that are never added to; None without that flag.
+
+    All runs are drawn equally often, and the snapshots of a run by --policy.
+    """
+    if args.opponents is None:
+        return None
+    shares: dict[str, list[tuple[Snapshot, float]]] = {}
+    for folder in args.opponents:
+        _, pools, other = load_run(Path(folder), "opponents")
+        check_same_game(args, other, "opponents")
+        for behavior in pools:
+            shares.setdefault(behavior, []).extend(read_mixture(Path(folder), pools, behavior, args.policy))
+    rivals = {}
+    for behavior, members in shares.items():
+        probabilities = [share / len(args.opponents) for _, share in members]
+        pool = SnapshotPool(len(members), 0.0, "uniform", np.random.default_rng(args.seed), shares=probabilities)
+        for snapshot, _ in members:
+            pool.add(snapshot.weights, snapshot.step, args.initial_elo)
+        rivals[behavior] = pool
+    return rivals
+
+
+def load_players(folder: Path, pools: Mapping[str, SnapshotPool], policy: str, name: str) -> list[Player]:
+    """What a saved run plays as, one player for each behaviour: its last snapshot or a mixture (`read_mixture`)."""
+    players = []
+    for behavior in pools:
+        members = read_mixture(folder, pools, behavior, policy)
+        singles = tuple(Player(name, behavior, snapshot.weights) for snapshot, _ in members)
+        mixture = Player(name, behavior, None, singles, tuple(share for _, share in members))
+        players.append(singles[0] if len(singles) == 1 else mixture)
+    return players
+
+
+def read_mixture(
+    folder: Path, pools: Mapping[str, SnapshotPool], behavior: str, policy: str
+) -> list[tuple[Snapshot, float]]:
+    """The snapshots that a saved run plays with, and how often each; exits with one sentence if it has no table.
+
+    "last": the last one. "uniform": all in its pool, equally often. "nash": by the weights in its cross_play.csv.
+    """
+    snapshots = list(pools[behavior].snapshots)
+    if policy == "last":
+        return [(snapshots[-1], 1.0)]
+    if policy == "uniform":
+        return [(snapshot, 1.0 / len(snapshots)) for snapshot in snapshots]
+    prefix = f"{behavior} " if len(pools) > 1 else ""
+    try:
+        with (folder / "cross_play.csv").open(newline="") as file:
+            weights = {row["player"]: float(row["nash_weight"] or 0) for row in csv.DictReader(file)}
+    except (OSError, LookupError, ValueError) as error:
+        fail(f"--policy nash takes a run folder with the cross_play.csv of a table, and {folder} has none ({error})")
+    shares = [(snapshot, weights.get(f"{prefix}step {snapshot.step:,}", 0.0)) for snapshot in snapshots]
+    total = sum(share for _, share in shares)
+    if not total > 0.5:
+        fail(f"--policy nash takes a table of the run's own snapshots, and that of {folder} is of others")
+    return [(snapshot, share / total) for snapshot, share in shares if share > 0.0]

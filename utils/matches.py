@@ -56,13 +56,15 @@ class Matches:
         swaps_per_turn: float | None = None,
         team_change: int = 0,
         game_length: float | None = None,
+        rivals: Mapping[str, SnapshotPool] | None = None,
     ) -> None:
         """Starts with the first team's behaviour as the learner.
 
-        `pools` has a pool for each behaviour, with at least one snapshot. `change_at` are the game steps at which turns
-        end (`turn_ends`). `elo_k` is the largest change of a rating in
-        one game. A game keeps its opponents until ghost agents, over all games, have taken `swap_steps` steps; 0 draws
-        new opponents for each game. `side` is the team that the learner always plays on; None: it changes sides.
+        `pools` has a pool for each behaviour, with at least one snapshot. Opponents are drawn from them, or from
+        `rivals`, which are pools that nothing is added to. `change_at` are the game steps at which turns end
+        (`turn_ends`). `elo_k` is the largest change of a rating in one game. A game keeps its opponents until ghost
+        agents, over all games, have taken `swap_steps` steps; 0 draws new opponents for each game. `side` is the team
+        that the learner always plays on; None: it changes sides.
 
         With `swaps_per_turn`, each turn of `team_change` learner steps has that many swaps, by ML-Agents' rule:
         swap_steps = ghosts / learners * team_change / swaps_per_turn, for the sizes of the learner's team of that turn.
@@ -73,7 +75,8 @@ class Matches:
         """
         self.behaviors = [team.behavior for team in teams]
         self.team_names = [team.name for team in teams]
-        self.pools, self.elo_k, self.swap_steps, self.side = pools, elo_k, swap_steps, side
+        self.pools, self.rivals = pools, pools if rivals is None else rivals
+        self.elo_k, self.swap_steps, self.side = elo_k, swap_steps, side
         self.swaps_per_turn, self.team_change, self.change_at = swaps_per_turn, team_change, list(change_at)
         self.learner_steps = dict.fromkeys(pools, 0)
         self.game_length = game_length  # mean of the finished games, the newest count most
@@ -110,7 +113,7 @@ class Matches:
         """Restarts all games with new opponents. A seed also reseeds the pools."""
         if seed is not None:
             rng = np.random.default_rng(seed)
-            for pool in self.pools.values():
+            for pool in (*self.pools.values(), *self.rivals.values()):
                 pool.rng = rng
         self.ages[:] = self.cut_at[:] = 0
         if self.game_length is not None:
@@ -121,6 +124,7 @@ class Matches:
 
     def state_dict(self) -> dict[str, Any]:
         """The state that a checkpoint keeps. Running games are not part of it."""
+        rivals = {} if self.rivals is self.pools else self.rivals  # the pools are saved by themselves
         return {
             "learner": self.learner,
             "rating": self.rating,
@@ -128,19 +132,22 @@ class Matches:
             "ghost_steps": self.ghost_steps,
             "game_length": self.game_length,
             "has_warned": self.has_warned,
+            "rivals": {behavior: pool.state_dict() for behavior, pool in rivals.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads that state and restarts all games. The pools must have been loaded before."""
         self.ghost_steps, self.has_warned = state["ghost_steps"], state["has_warned"]
         self.game_length, self.learner_steps = state["game_length"], dict(state["learner_steps"])
+        for behavior, rivals in state["rivals"].items():
+            self.rivals[behavior].load_state_dict(rivals)
         self.give_turn(state["learner"])
         self.rating = state["rating"]
 
     def _draw(self, game: int) -> None:
         """Draws new opponents for one game."""
         for team, behavior in enumerate(self.behaviors):
-            opponent = None if team == self.learner_team[game] else self.pools[behavior].draw()
+            opponent = None if team == self.learner_team[game] else self.rivals[behavior].draw()
             self.opponents[game][team] = opponent
             self.uids[game, team] = -1 if opponent is None else opponent.uid
         self.drawn_at[game] = self.ghost_steps
@@ -171,7 +178,7 @@ class Matches:
         rating = self.rating
         for team, opponent in enumerate(self.opponents[game]):
             if opponent is not None:
-                result, age = float(results[team]), self.pools[self.behaviors[team]].latest.step - opponent.step
+                result, age = float(results[team]), self.rivals[self.behaviors[team]].latest.step - opponent.step
                 change = elo_change(rating, opponent.rating, result, self.elo_k) / (len(self.behaviors) - 1)
                 self.finished.append((result, opponent.rating, age))
                 self.rating += change

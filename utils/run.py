@@ -125,7 +125,7 @@ class Output:
 MAY_CHANGE = {  # arguments of a saved run that the command line may change
     "resume": ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity", "capture_video"),
     "evaluate": ("seed", "eval_episodes", "capture_video", "eval_games", "cross_play_games", "cross_play_snapshots")
-    + ("deterministic", "against"),
+    + ("deterministic", "against", "exploitability", "policy"),
 }
 OFF_IN_EVALUATION = ("track", "capture_video", "upload_model")  # unless the command line sets them
 PACKAGES = {"track": "wandb", "upload_model": "huggingface_hub", "capture_video": "moviepy"}

@@ -5,6 +5,7 @@ competitive multi-agent environments with self-play").
 """
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,17 +40,27 @@ class Snapshot:
 class SnapshotPool:
     """The last `window` snapshots of one behaviour."""
 
-    def __init__(self, window: int, latest_ratio: float, sampling: str, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        window: int,
+        latest_ratio: float,
+        sampling: str,
+        rng: np.random.Generator,
+        newest_share: float = 1.0,
+        shares: Sequence[float] | None = None,
+    ) -> None:
         """Sets the rules of `draw`.
 
-        With probability `latest_ratio` an opponent is the newest snapshot. Otherwise it comes from the whole window:
-        - "uniform": all snapshots are equally likely, as in ML-Agents.
+        With probability `latest_ratio` an opponent is the newest snapshot. Otherwise it comes from the pool's newest
+        snapshots, a share `newest_share` of all (Bansal et al. 2018, https://arxiv.org/abs/1710.03748, section 4.2):
+        - "uniform": all of these are equally likely, as in ML-Agents.
         - "prioritized": the probability is (1 - u) * priority + u / (number of snapshots) with u = `UNIFORM_SHARE`. The
           priority is proportional to (1 - p)^2, where p is the learner's mean score in its last games against the
           snapshot. This is prioritised fictitious self-play of AlphaStar (Vinyals et al. 2019,
           https://doi.org/10.1038/s41586-019-1724-z, Methods). The uniform share is our addition. Without it, a beaten
           snapshot is almost never drawn again, so its score stays high even if the learner forgets how to beat it.
 
+        `shares` are probabilities for a pool to which nothing is added: they take the place of the other rules.
         Raises ValueError if a rule is out of range.
         """
         if window < 1 or not 0.0 <= latest_ratio <= 1.0 or sampling not in ("uniform", "prioritized"):
@@ -57,6 +68,7 @@ class SnapshotPool:
             raise ValueError(f"a pool takes {rule}, not {window}, {latest_ratio}, {sampling}")
         self.snapshots: deque[Snapshot] = deque(maxlen=window)
         self.latest_ratio, self.sampling, self.rng = latest_ratio, sampling, rng
+        self.newest_share, self.shares = newest_share, shares
 
     def add(self, weights: Weights, step: int, rating: float) -> Snapshot:
         """Copies the weights into a new snapshot. If the ring is full, the oldest snapshot leaves it."""
@@ -70,15 +82,18 @@ class SnapshotPool:
 
     def draw(self) -> Snapshot:
         """Draws the opponent of one game. Raises IndexError if there is no snapshot."""
+        if self.shares is not None:
+            return self.snapshots[self.rng.choice(len(self.snapshots), p=self.shares)]
         if self.rng.random() < self.latest_ratio or len(self.snapshots) < 2:
             return self.latest
+        newest = list(self.snapshots)[-math.ceil(self.newest_share * len(self.snapshots)) :]
         if self.sampling == "uniform":
-            return self.snapshots[self.rng.integers(len(self.snapshots))]
+            return newest[self.rng.integers(len(newest))]
         # mean scores, with one draw added
-        scores = np.array([(sum(s.results) + 0.5) / (len(s.results) + 1.0) for s in self.snapshots])
+        scores = np.array([(sum(s.results) + 0.5) / (len(s.results) + 1.0) for s in newest])
         priorities = (1.0 - scores) ** 2
         probabilities = (1.0 - UNIFORM_SHARE) * priorities / priorities.sum() + UNIFORM_SHARE / len(scores)
-        return self.snapshots[self.rng.choice(len(scores), p=probabilities)]
+        return newest[self.rng.choice(len(scores), p=probabilities)]
 
     def state_dict(self) -> list[dict[str, Any]]:
         """All snapshots in plain containers, for a file."""

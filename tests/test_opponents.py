@@ -1,0 +1,233 @@
+"""Saved policies as opponents: frozen pools, mixtures of snapshots, best responses, Nash weights and circles."""
+
+import csv
+import math
+from collections import Counter
+from functools import partial
+from itertools import combinations, permutations
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from conftest import Train
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from test_checkpoints import assert_same, everything, kill, only_run, run, start, wait_for, words
+from test_cross_play import DUEL, HUNT, Maker, fighters, make_table, policy
+from test_selfplay_runs import MatrixGame
+from toy_policies import make_pool
+
+from utils.cross_play import Player, maximin, play_pairs
+from utils.evaluation import load_players, load_rivals, read_mixture
+from utils.run import parse_args
+
+NAN = math.nan
+
+
+# --- Nash weights and circles ---
+
+
+@pytest.mark.parametrize("stake", [1.0, 2.0, 5.0])
+def test_weights_of_rock_paper_scissors(stake: float) -> None:
+    """By hand: rock and scissors 1 / (2 + stake), paper stake / (2 + stake); a dominated fourth row gets nothing."""
+    payoff = MatrixGame(1, stake).payoff
+    scores = 0.5 + np.vstack([payoff, payoff.min(axis=0) - 0.1]) / 12
+    expected = np.array([1.0, stake, 1.0, 0.0]) / (2.0 + stake)
+    np.testing.assert_allclose(maximin(scores), expected, atol=1e-9)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 6))
+def test_no_player_can_improve(seed: int, n: int, m: int) -> None:
+    """Von Neumann: what the rows are sure to score is what the columns can hold them to."""
+    scores = np.random.default_rng(seed).random((n, m))
+    rows, columns = maximin(scores), maximin(1.0 - scores.T)
+    for shares in (rows, columns):
+        assert shares.min() >= 0.0
+        assert shares.sum() == pytest.approx(1.0)
+    assert (rows @ scores).min() == pytest.approx((scores @ columns).max(), abs=1e-7)
+
+
+def test_weights_of_a_table() -> None:
+    """Scripted players have none. In a game of two roles each role's snapshots face the other role's."""
+    circle = [[NAN, 0.0, 0.0, 0.0], [1.0, NAN, 0.9, 0.1], [1.0, 0.1, NAN, 0.9], [1.0, 0.9, 0.1, NAN]]
+    players = [Player("random", "disc"), policy(1), policy(2), policy(3)]
+    np.testing.assert_allclose(make_table(circle, players).nash_weights(), [NAN, 1 / 3, 1 / 3, 1 / 3], atol=1e-9)
+    roles = [[NAN, NAN, 1.0, 0.0], [NAN, NAN, 0.25, 0.5], [0.0, 0.75, NAN, NAN], [1.0, 0.5, NAN, NAN]]
+    hunters = [policy(1, "hunter"), policy(2, "hunter"), policy(1, "prey"), policy(2, "prey")]
+    # rows p, columns q: p + (1 - p) / 4 = (1 - p) / 2 and q = q / 4 + (1 - q) / 2
+    np.testing.assert_allclose(make_table(roles, hunters).nash_weights(), [0.2, 0.8, 0.4, 0.6], atol=1e-9)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10**6), st.integers(2, 7))
+def test_circles_by_loops(seed: int, n: int) -> None:
+    """Over all triples of policies; scripted players do not count, a draw is no win."""
+    rng = np.random.default_rng(seed)
+    means = np.full((n + 1, n + 1), NAN)
+    for i, j in combinations(range(n + 1), 2):
+        means[i, j] = rng.choice([0.0, 0.25, 0.5, 0.75, 1.0])
+        means[j, i] = 1.0 - means[i, j]
+    table = make_table(means.tolist(), [Player("random", "disc"), *(policy(k) for k in range(n))])
+    triples = [
+        any(means[i, j] > 0.5 and means[j, k] > 0.5 and means[k, i] > 0.5 for i, j, k in permutations(triple))
+        for triple in combinations(range(1, n + 1), 3)
+    ]
+    assert table.circles() == (sum(triples), len(triples))
+
+
+def test_report_and_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The weights are printed and in the CSV file, with six digits; policies that cannot meet make no circles."""
+    circle = [[NAN, 0.0, 1.0], [1.0, NAN, 0.0], [0.0, 1.0, NAN]]
+    make_table(circle, [policy(1), policy(2), policy(3)]).report(tmp_path)
+    printed = capsys.readouterr().out
+    assert "\nNash weights: 1 0.33, 2 0.33, 3 0.33\n" in printed
+    assert "\n1 of 1 triples of snapshots go in a circle: each beats the next one\n" in printed
+    with (tmp_path / "cross_play.csv").open(newline="") as file:
+        assert [row["nash_weight"] for row in csv.DictReader(file)] == ["0.333333"] * 3
+    roles = [[NAN, 0.25, NAN], [0.75, NAN, 0.5], [NAN, 0.5, NAN]]
+    make_table(roles, [policy(1, "hunter"), policy(1, "prey"), policy(2, "hunter")]).report(tmp_path)
+    assert "circle" not in capsys.readouterr().out
+
+
+# --- drawing ---
+
+
+def test_shares_of_a_frozen_pool() -> None:
+    """They alone decide, whatever the other rules say."""
+    pool = make_pool(window=3, ratio=1.0, marks=3)
+    pool.shares = [0.2, 0.5, 0.3]
+    draws = Counter(pool.draw().step for _ in range(10_000))
+    assert chisquare([draws[i] for i in range(3)], [2000, 5000, 3000]).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "prioritized"])
+@pytest.mark.parametrize(("share", "drawn"), [(1.0, 10), (0.5, 5), (0.41, 5), (0.05, 1)])
+def test_newest_share(share: float, drawn: int, sampling: str) -> None:
+    """The newest snapshots alone, all of them, rounded up."""
+    pool = make_pool(window=10, sampling=sampling, marks=10)
+    pool.newest_share = share
+    assert {pool.draw().step for _ in range(2000)} == set(range(10 - drawn, 10))
+
+
+def test_a_mixture_plays_each_game_with_one_member() -> None:
+    """Strengths 5 and 1 against 3: it wins a share of the games, and the same games on both sides."""
+    make_games = Maker(DUEL)
+    mixture = Player("mixture", "disc", None, (policy(5), policy(1)), (0.7, 0.3))
+    pairs, players = [(0, 1), (0, 2)], [mixture, policy(3), Player("random", "disc")]
+    scores = play_pairs(make_games, fighters(DUEL), players, pairs, 4000, 0, deterministic=True)
+    assert set(scores[0]) == {0.0, 1.0}
+    assert chisquare(np.bincount(scores[0].astype(int)), [600, 1400]).pvalue > 1e-4
+    assert not mixture.is_scripted
+    assert Player("random", "disc").is_scripted
+
+
+def test_members_of_a_mixture_are_of_its_role() -> None:
+    """A mixture of prey is drawn where prey sits, for each game anew."""
+    mixture = Player("mixture", "prey", None, (policy(5, "prey"), policy(1, "prey")), (0.5, 0.5))
+    players = [policy(3, "hunter"), mixture]
+    scores = play_pairs(Maker(HUNT), fighters(HUNT), players, [(0, 1)], 400, 0, deterministic=True)
+    assert 120 < scores.sum() < 280
+
+
+# --- runs ---
+
+
+def test_a_run_against_frozen_policies(selfplay: ModuleType, train_selfplay: Train) -> None:
+    """All opponents are the last policies of the two runs, half of the games each, and they stay as they are."""
+    runs = [train_selfplay(selfplay, seed=seed, total_timesteps=128) for seed in (1, 2)]
+    loaded = [selfplay.load_run(run, "opponents")[1]["sumo"].latest for run in runs]
+    flags = {"opponents": [str(run) for run in runs], "policy": "last", "seed": 3}
+    rivals = load_rivals(selfplay.Args(**flags), selfplay.load_run)
+    assert rivals is not None
+    assert rivals["sumo"].shares == [0.5, 0.5]
+    for snapshot, other in zip(rivals["sumo"].snapshots, loaded, strict=True):
+        assert all(torch.equal(value, other.weights[name]) for name, value in snapshot.weights.items())
+    folder = train_selfplay(selfplay, **flags, total_timesteps=1024, checkpoint_freq=512)
+    state = torch.load(folder / "checkpoint.pt", weights_only=True)
+    saved = state["parts"]["matches"]["rivals"]["sumo"]
+    assert [snapshot["step"] for snapshot in saved] == [snapshot.step for snapshot in loaded]
+    assert all(snapshot["games"] > 0 for snapshot in saved)
+    own = selfplay.load_run(folder, "evaluate")[1]["sumo"].snapshots
+    assert len(own) > 3
+    assert {snapshot.games for snapshot in own} == {0}  # none of them has played
+    for snapshot, other in zip(saved, loaded, strict=True):
+        assert all(torch.equal(value, other.weights[name]) for name, value in snapshot["weights"].items())
+
+
+def test_a_resumed_run_against_frozen_policies(selfplay: ModuleType, train_selfplay: Train) -> None:
+    """Killed and resumed, it equals one that went on, ratings of the opponents included."""
+    victim = train_selfplay(selfplay, total_timesteps=256, norm_obs=True).rename("victim")
+    flags = {"opponents": "victim", "policy": "uniform", "checkpoint_freq": 400, "total_timesteps": 3000}
+    assert run(selfplay, *words(selfplay, env_id="sumo", **flags)) == 0, Path("out.txt").read_text()
+    whole = only_run().rename("whole")
+    pid = start(selfplay, *words(selfplay, env_id="sumo", **flags))
+    wait_for(pid, lambda: list(Path("runs").glob("*/checkpoint.previous.pt")))
+    kill(pid)
+    assert run(selfplay, "--resume", str(only_run())) == 0, Path("out.txt").read_text()
+    assert_same(everything(whole), everything(only_run()))
+    assert victim.exists()
+
+
+# --- bad input ---
+
+
+def test_what_saved_runs_play(tmp_path: Path) -> None:
+    """The last snapshot, all of them, or those of the table with their weights, which are normalised."""
+    pools = {"disc": make_pool(window=5, marks=3)}
+    mixture = partial(read_mixture, tmp_path, pools, "disc")
+    assert [(s.step, share) for s, share in mixture("last")] == [(2, 1.0)]
+    assert [(s.step, share) for s, share in mixture("uniform")] == [(k, 1 / 3) for k in range(3)]
+    rows = [["player", "nash_weight"], ["random", ""], ["step 0", "0.2"], ["step 1", "0"], ["step 2", "0.6"]]
+    with (tmp_path / "cross_play.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    assert [(s.step, share) for s, share in mixture("nash")] == [(0, pytest.approx(0.25)), (2, pytest.approx(0.75))]
+    (player,) = load_players(tmp_path, pools, "nash", "policy")
+    assert [member.behavior for member in player.members] == ["disc"] * 2
+    assert player.shares == pytest.approx((0.25, 0.75))
+    (single,) = load_players(tmp_path, pools, "last", "policy")
+    assert single.weights is not None
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "--policy nash takes a run folder with the cross_play.csv of a table, and "),
+        ("player,rating\nstep 1,3\n", "--policy nash takes a run folder with the cross_play.csv of a table, and "),
+        ("player,nash_weight\nstep 7,1.0\n", "--policy nash takes a table of the run's own snapshots, and that of "),
+    ],
+)
+def test_tables_without_weights(
+    content: str | None, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No table, one of an earlier version, and one of another run."""
+    if content is not None:
+        (tmp_path / "cross_play.csv").write_text(content)
+    with pytest.raises(SystemExit, match="2"):
+        read_mixture(tmp_path, {"disc": make_pool(window=5, marks=3)}, "disc", "nash")
+    assert capsys.readouterr().err.startswith(f"error: {sentence}")
+
+
+@pytest.mark.parametrize("flag", ["opponents", "against"])
+def test_runs_of_another_kind(
+    selfplay: ModuleType, flag: str, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A policy without normalisation would get inputs that it has never seen; a folder without a run is no opponent."""
+    one, other = (train_selfplay(selfplay, total_timesteps=128, norm_obs=norm_obs) for norm_obs in (True, False))
+    words = ["--evaluate", str(one), "--against", str(other)]
+    if flag == "opponents":
+        words = ["--norm-obs", "--opponents", str(other), "--no-compile", "--no-cuda"]
+    folders = set(Path("runs").iterdir())
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="2"):
+        selfplay.main(parse_args(selfplay.Args, words))
+    sentence = f"--{flag} takes a run of the same game, and --norm-obs was True here and False there"
+    assert capsys.readouterr().err == f"error: {sentence}\n"
+    if flag == "opponents":
+        with pytest.raises(SystemExit, match="2"):
+            selfplay.main(parse_args(selfplay.Args, ["--opponents", "nowhere", "--no-compile"]))
+        assert capsys.readouterr().err.startswith("error: --opponents takes a run folder with the args.json")
+    assert set(Path("runs").iterdir()) == folders
