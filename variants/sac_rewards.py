@@ -8,7 +8,7 @@ The streams are those of ML-Agents. How it differs from `sac_continuous.py`:
   maximises the sum of the heads. The entropy bonus is in the extrinsic head alone, which is always there.
 - A termination ends the extrinsic return. It does not end that of `curiosity` and `rnd`. In `gail` an absorbing state
   follows, whose reward is learned (Kostrikov et al. 2019, https://arxiv.org/abs/1809.02925).
-- Intrinsic rewards are computed anew when transitions are sampled, and divided by a running scale (`compute_rewards`).
+- Intrinsic rewards are computed anew when sampled, and divided by their running mean (`compute_rewards`).
 - Observations are normalised for `curiosity` and `rnd` by statistics of the first random steps, and for `gail` by those
   of the demonstrations. The statistics stay fixed, so RND's random target does too.
 
