@@ -10,10 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-import toy_envs  # noqa: F401 (registers its tasks)
+import toy_envs
 from conftest import assert_same_weights, read_scalars
 from test_sac_update import make_optimizers, squashed
 from torch import Tensor, nn
@@ -45,8 +46,8 @@ def train(**overrides: Any) -> Path:
 def make_demonstrations(obs_dim: int = 3, action_dim: int = 1, n: int = 50, path: str = "demonstrations.npz") -> str:
     """A file of random demonstrations, in which some episodes terminate."""
     rng = np.random.default_rng(0)
-    arrays = {"obs": rng.normal(2.0, 3.0, (n, obs_dim)), "actions": rng.uniform(-1.0, 1.0, (n, action_dim))}
-    arrays |= {"rewards": np.zeros(n), "final_obs": rng.normal(2.0, 3.0, (n, obs_dim))}
+    arrays: dict[str, Any] = {"obs": rng.normal(2.0, 3.0, (n, obs_dim)), "rewards": np.zeros(n)}
+    arrays |= {"final_obs": rng.normal(2.0, 3.0, (n, obs_dim)), "actions": rng.uniform(-1.0, 1.0, (n, action_dim))}
     np.savez(path, **arrays, terminations=rng.random(n) < 0.2)
     return path
 
@@ -512,14 +513,31 @@ def test_demonstrations_are_what_the_policy_did(capsys: pytest.CaptureFixture[st
     train(streams="gail", demonstrations=str(folder / "demonstrations.npz"))
 
 
+class Uneven(toy_envs.Counting):
+    """Its episodes terminate after 2 to 8 steps."""
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Counts; the length is drawn in the first step."""
+        if self.step_count == 0:
+            self.length = self.np_random.integers(2, 9)
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, bool(self.step_count == self.length), False, info
+
+
+gym.register("Uneven-v0", entry_point="test_sac_rewards:Uneven")
+
+
 def test_demonstrations_end_with_their_episodes() -> None:
-    """Counting-v0 has episodes of five steps, of which the first one of each environment terminates."""
-    folder = train(env_id="Counting-v0", total_timesteps=130)
-    script.main(script.parse_args(script.Args, ["--record-demonstrations", str(folder), "--eval-episodes", "2"]))
+    """The first episode of each environment, and nothing of its second one."""
+    folder = train(env_id="Uneven-v0", total_timesteps=130)
+    script.main(script.parse_args(script.Args, ["--record-demonstrations", str(folder), "--eval-episodes", "4"]))
+    lengths = [gym.utils.seeding.np_random(2_000_004 + i)[0].integers(2, 9) for i in range(4)]
+    assert len(set(lengths)) > 1
     with np.load(folder / "demonstrations.npz") as arrays:
-        assert arrays["obs"][:, 1].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-        assert arrays["terminations"].tolist() == [False] * 8 + [True] * 2
-        assert arrays["returns"].tolist() == [15.0, 15.0]
+        assert (arrays["obs"][:, 0] == 0).all()
+        assert sorted(arrays["obs"][:, 1]) == sorted(t for length in lengths for t in range(length))
+        assert sorted(arrays["final_obs"][arrays["terminations"], 1]) == sorted(lengths)
+        assert arrays["returns"].tolist() == [sum(range(1, length + 1)) for length in lengths]
 
 
 @pytest.mark.parametrize("fault", ["shape", "not finite", "empty", "column", "text"])
