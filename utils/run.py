@@ -915,7 +915,7 @@ def make_run_folder(args: Any) -> Path:
             folder.parent.mkdir(exist_ok=True)
             folder.mkdir()
         except OSError as error:
-            if folder.exists():
+            if os.path.exists(folder):  # Path.exists raises for a name that is too long
                 continue
             fail(f"the run folder cannot be made: {error}")
         return folder
