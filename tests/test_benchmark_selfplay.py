@@ -31,7 +31,7 @@ def test_versus_itself_is_a_draw(
     runs = [run, copy_as(run, "copy")]
     name = json.loads((run / "args.json").read_text())["exp_name"]
     with monkeypatch.context() as patch:
-        patch.delattr(selfplay.Agent, "noise")
+        patch.delattr(selfplay.NormalActor, "noise")
         print_versus(Versus(runs=runs, games=6, actions=("likeliest",), csv=run / "versus.csv"))
     pair = sorted([name, "copy"], key=lambda x: str(run if x == name else runs[1]))
     assert capsys.readouterr().out.splitlines()[-1] == f"| likeliest | {pair[0]} | {pair[1]} | 0.50 |"
