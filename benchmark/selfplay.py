@@ -143,7 +143,8 @@ def write_csv(path: Path | None, header: str, rows: list[list[Any]]) -> None:
 def print_scores(args: Scores) -> None:
     """A row for each experiment and game."""
     groups, rows = by_experiment(args.runs), []
-    print("| experiment | game | mean [95%] | runs | untrained | first, s (steps) |\n|---|---|---|---|---|---|")
+    print("| experiment | game | mean [95%], likeliest actions | runs | untrained | first, s (steps) |")
+    print("|---|---|---|---|---|---|")
     for name, runs in groups.items():
         check_one_game(runs)
         table: dict[str, list[list[Any]]] = defaultdict(list)

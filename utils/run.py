@@ -126,10 +126,10 @@ class Output:
 MAY_CHANGE = {  # arguments of a saved run that the command line may change
     "resume": ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity", "capture_video"),
     "evaluate": ("seed", "eval_episodes", "capture_video", "eval_games", "cross_play_games", "cross_play_snapshots")
-    + ("deterministic", "against", "exploitability", "policy"),
+    + ("deterministic", "against", "exploitability", "policy", "play"),
 }
 OFF_IN_EVALUATION = ("track", "capture_video", "upload_model")  # unless the command line sets them
-PACKAGES = {"track": "wandb", "upload_model": "huggingface_hub", "capture_video": "moviepy"}
+PACKAGES = {"track": "wandb", "upload_model": "huggingface_hub", "capture_video": "moviepy", "play": "pygame"}
 Limits = Mapping[str, tuple[float, float]]
 
 
@@ -683,8 +683,8 @@ class Run:
             warn(f"points of step {global_step:,} are not in TensorBoard: {error}")
         self.log_step, self.log_time = global_step, time.time()
         if global_step >= self.total_steps and any(name.startswith("eval/") for name in metrics):
-            print(describe(metrics), flush=True)
-        status = describe_status(self.results)
+            print(describe(metrics, getattr(self.args, "deterministic", True)), flush=True)
+        status = describe_status(self.results, name_actions(getattr(self.args, "deterministic", True)))
         self.progress.set_postfix_str(status, refresh=False)
         if self.progress.disable and self.log_time - self.line_time > 30:
             speed = (global_step - self.line_step) / (self.log_time - self.line_time)
@@ -881,26 +881,32 @@ def compiled(function: FunctionT, *example: Any) -> FunctionT:
     return function
 
 
-def describe(metrics: Mapping[str, float]) -> str:
+def name_actions(deterministic: bool) -> str:
+    """How policies act in an evaluation, in words that stand beside their score."""
+    return "likeliest actions" if deterministic else "sampled actions"
+
+
+def describe(metrics: Mapping[str, float], deterministic: bool = True) -> str:
     """The results of an evaluation in one line."""
     if "eval/return_mean" in metrics:
         mean, std, length = (metrics[f"eval/{name}"] for name in ("return_mean", "return_std", "length_mean"))
         return f"evaluation: return {mean:.2f} +/- {std:.2f}, length {length:.1f}"
-    return f"scores: {describe_status(metrics)} (means from 0 to 1: a win is 1, a draw 0.5)"
+    note = f"{name_actions(deterministic)}; means from 0 to 1: a win is 1, a draw 0.5"
+    return f"scores: {describe_status(metrics, note)}"
 
 
-def describe_status(metrics: Mapping[str, float]) -> str:
-    """The newest results in one line, for the progress bar and the log file."""
+def describe_status(metrics: Mapping[str, float], note: str) -> str:
+    """The newest results in one line, for the progress bar and the log file, with a note on the scores of a game."""
     labels = {"charts/episodic_return": "return", "eval/return_mean": "evaluation"}
-    status = []
+    status, scores = [], []
     for name, value in metrics.items():
         if name in labels and not math.isnan(value):
             status.append(f"{labels[name]} {value:.1f}")
         elif name.startswith("selfplay/rating_"):
-            status.append(f"training rating {name.removeprefix('selfplay/rating_')} {value:.0f}")
+            status.append(f"training Elo {name.removeprefix('selfplay/rating_')} {value:.0f}")
         elif "_score_vs_" in name:
-            status.append(f"{name.removeprefix('eval/').replace('_score_vs_', ' against ')} {value:.2f}")
-    return ", ".join(status)
+            scores.append(f"{name.removeprefix('eval/').replace('_score_vs_', ' against ')} {value:.2f}")
+    return ", ".join(status + scores) + (f" ({note})" if scores else "")
 
 
 # === Files ============================================================================================================
@@ -1147,7 +1153,8 @@ def upload_model(folder: Path, args: Any, metrics: Mapping[str, float]) -> None:
     from huggingface_hub import EvalResult, HfApi, ModelCardData
 
     scores = {name: f"{value:.2f}" for name, value in metrics.items() if "_score_vs_" in name}
-    result, of_what = describe_status(metrics), "Scores of the final policies"
+    note = name_actions(getattr(args, "deterministic", True))
+    result, of_what = describe_status(metrics, note), "Scores of the final policies"
     if "eval/return_mean" in metrics:
         result = f"{metrics['eval/return_mean']:.2f} +/- {metrics['eval/return_std']:.2f}"
         scores, of_what = {"mean_reward": result}, "Return of the final deterministic policy"
