@@ -47,10 +47,11 @@ class Window:
         self.pygame = pygame
         try:
             pygame.display.init()
-            driver = pygame.display.get_driver()
         except pygame.error as error:
             fail(f"--play needs a display, and there is none ({error})")
+        driver = pygame.display.get_driver()
         if driver in ("offscreen", "dummy") and driver != os.environ.get("SDL_VIDEODRIVER"):  # SDL shows nothing then
+            pygame.display.quit()
             fail("--play needs a display, and there is none")
         pygame.font.init()
         pygame.key.set_repeat(500, 100)  # milliseconds; for number keys
