@@ -12,6 +12,7 @@ from conftest import Train
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from test_selfplay_bad_input import run
 
+import ppo_selfplay
 from utils import play
 from utils.games import PUSHES, Builds, Pursuit, Sumo
 from utils.run import parse_args
@@ -131,13 +132,12 @@ def test_a_game_of_sumo(
 
 def test_turns_wait_for_a_legal_number(
     train_selfplay: Train,
-    selfplay: ModuleType,
     keyboard: Callable[[Keys], list[list[str]]],
     actions: list[list[np.ndarray]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Tic-tac-toe: the person's move waits for a number key of a free square; the other's turn does not."""
-    folder = train_selfplay(selfplay, env_id="pettingzoo.classic.tictactoe_v3", num_games=2, total_timesteps=32)
+    folder = train_selfplay(ppo_selfplay, env_id="pettingzoo.classic.tictactoe_v3", num_games=2, total_timesteps=32)
     actions.clear()
 
     def keys() -> Keys:
@@ -152,7 +152,7 @@ def test_turns_wait_for_a_legal_number(
         yield ["x"]
 
     texts = keyboard(keys())
-    start(selfplay, folder)
+    start(ppo_selfplay, folder)
     assert [text[1].split("   ")[1] for text in texts[1:6]] == ["your turn", "your turn", "", "", "your turn"]
     assert actions[0][0].tolist() == [[8]]
     assert actions[1][0].tolist() == [[0]]  # the policy's turn: the person is idle
@@ -162,17 +162,16 @@ def test_turns_wait_for_a_legal_number(
 
 def test_a_team_of_two(
     train_selfplay: Train,
-    selfplay: ModuleType,
     keyboard: Callable[[Keys], list[list[str]]],
     actions: list[list[np.ndarray]],
 ) -> None:
     """The person is the first pursuer; the policies play the second one and the evader, and sample if asked to."""
-    folder = train_selfplay(selfplay, env_id="pursuit", total_timesteps=128)
+    folder = train_selfplay(ppo_selfplay, env_id="pursuit", total_timesteps=128)
     runs = []
     for flags in ((), ("--no-deterministic",)):
         actions.clear()
         keyboard(iter([["w", "d"], *[[]] * 8, ["escape"]]))
-        start(selfplay, folder, *flags)
+        start(ppo_selfplay, folder, *flags)
         runs.append([np.concatenate(step) for step in actions])
     likeliest, sampled = runs
     for step in (*likeliest, *sampled):
@@ -181,11 +180,9 @@ def test_a_team_of_two(
     assert np.abs(likeliest[0][1:] - sampled[0][1:]).max() > 0.01
 
 
-def test_builds_are_picked_by_numbers(
-    train_selfplay: Train, selfplay: ModuleType, keyboard: Callable[[Keys], list[list[str]]]
-) -> None:
+def test_builds_are_picked_by_numbers(train_selfplay: Train, keyboard: Callable[[Keys], list[list[str]]]) -> None:
     """The number key that begins the game is the number of dots."""
-    folder = train_selfplay(selfplay, env_id="builds", total_timesteps=128)
+    folder = train_selfplay(ppo_selfplay, env_id="builds", total_timesteps=128)
     picked: list[int] = []
     render = Builds.render
 
@@ -197,7 +194,7 @@ def test_builds_are_picked_by_numbers(
         patch.setattr(Builds, "render", spy)
         for key in "123":
             keyboard(iter([[key], ["2"], [], ["escape"]]))
-            start(selfplay, folder)
+            start(ppo_selfplay, folder)
     assert [build for build in picked if build >= 0] == [0] * 3 + [1] * 3 + [2] * 3
 
 
@@ -291,14 +288,12 @@ def test_refusals(
     assert run(selfplay, capsys, *words) == "error: --play needs the package pygame: pip install pygame\n"
 
 
-def test_actions_without_keys(
-    train_selfplay: Train, selfplay: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_actions_without_keys(train_selfplay: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A game with three numbers an action."""
     lines = "import numpy as np, toy_games\nfrom gymnasium.spaces import Box\n\n\ndef parallel_env(**kwargs):\n"
     lines += "    spaces = {agent: (Box(-1, 1, (4,)), Box(-1, 1, (3,))) for agent in ('red_0', 'blue_0')}\n"
     (tmp_path / "wide.py").write_text(lines + "    return toy_games.parallel_env(spaces, **kwargs)\n")
-    folder = train_selfplay(selfplay, env_id="wide", total_timesteps=128)
-    sentence = run(selfplay, capsys, "--evaluate", str(folder), "--play")
+    folder = train_selfplay(ppo_selfplay, env_id="wide", total_timesteps=128)
+    sentence = run(ppo_selfplay, capsys, "--evaluate", str(folder), "--play")
     assert sentence.startswith("error: --play takes a game with actions of one or two numbers, ")
     assert sentence.endswith(", and they are 3 in wide\n")
