@@ -28,9 +28,9 @@ from utils.team_env import Team, TeamEnv, legal_actions
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, 1), "down": (0, -1)}
 DIRECTIONS |= {wasd: DIRECTIONS[arrow] for wasd, arrow in zip("adws", tuple(DIRECTIONS), strict=True)}
-HEIGHT, MIN_WIDTH, LINE = 600, 600, 28  # pixels: of the picture, of the window, of a line of text
+HEIGHT, MIN_WIDTH, LINE = 600, 680, 28  # pixels: of the picture, of the window, of a line of text
 WAITING_FPS = 30.0
-BACKGROUND, TEXT = (24, 24, 24), (235, 235, 235)
+BACKGROUND, TEXT = (245, 245, 245), (24, 24, 24)
 
 
 class WindowClosed(Exception):
@@ -42,6 +42,7 @@ class Window:
 
     def __init__(self) -> None:
         """Opens the display; exits with one sentence if there is none."""
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         import pygame
 
         self.pygame = pygame
