@@ -231,7 +231,8 @@ def print_exploitability(args: Exploitability) -> None:
     for name, _, policy, steps, behavior, score, _ in rows:
         if steps == str(args.steps):
             table[name, behavior][policy].append(float(score))
-    print(f"| experiment | best response | {' | '.join(args.policies)} |\n|---|---|{'---|' * len(args.policies)}")
+    print(f"| experiment | best response, sampled actions | {' | '.join(args.policies)} |")
+    print(f"|---|---|{'---|' * len(args.policies)}")
     for (name, behavior), columns in table.items():
         scores_of = [np.array(columns[policy]) for policy in args.policies]
         cells = [describe(x.mean(), student_interval(x) if len(x) > 1 else None) if len(x) else "" for x in scores_of]
