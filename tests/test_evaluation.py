@@ -162,7 +162,7 @@ def test_a_missing_matplotlib_costs_a_warning(
         assert captured.err.startswith(f"warning: not all of the table is in {folder.relative_to(Path.cwd())}: ")
         assert "matplotlib" in captured.err
         assert captured.err.count("\n") == 1
-        assert "cross-play: score of row against column" in captured.out
+        assert "cross-play, sampled actions: score of row against column" in captured.out
         assert (folder / "cross_play.csv").exists()
         (folder / "cross_play.csv").unlink()
         selfplay.main(parse_args(selfplay.Args, ["--evaluate", str(folder.relative_to(Path.cwd()))]))
