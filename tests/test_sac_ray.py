@@ -77,7 +77,9 @@ def test_merged_moments_are_those_of_all_numbers() -> None:
 
 
 def test_the_parameter_server_gives_only_what_is_newer() -> None:
-    server = script.ParameterServer(4, ["first"])
+    server = script.ParameterServer()
+    assert server.pull(-1) == []
+    server.push(4, ["first"])
     assert server.pull(-1) == server.pull(3) == ["first"]
     assert server.pull(4) == server.pull(9) == []
     server.push(8, ["second"])
@@ -123,8 +125,8 @@ def test_a_shard_goes_on_from_either_of_two_checkpoints() -> None:
     assert [path.name for path in folder.iterdir()] == ["20.npz"]
 
 
-def make_worker(**overrides: Any) -> tuple[Any, Any, list[Any]]:
-    """A rollout worker of Counting-v0 with a server and two shards in this process, and its agent's weights."""
+def make_worker(**overrides: Any) -> tuple[Any, Any, Any]:
+    """A rollout worker of Counting-v0, an agent, and a parameter server that has the weights of this agent."""
     args = script.Args(**TINY | overrides)
     torch.manual_seed(5)
     agent = script.Agent(script.make_envs(args, 1), args)
@@ -132,20 +134,26 @@ def make_worker(**overrides: Any) -> tuple[Any, Any, list[Any]]:
     optimizer = script.Adam(agent.actor.parameters(), 1e-3, 0.9, 0.999, 1e-8)
     weights = {"version": 7, "time": 12.5, "actor": optimizer.vector.numpy()}
     weights["obs_rms"] = {name: x.numpy() for name, x in agent.obs_rms.state_dict().items()}
-    shards = [Shard(partial(script.ReplayBuffer, 100, 2, 1, torch.device("cpu")), Path("x"), EMPTY) for _ in range(2)]
-    server = script.ParameterServer(7, [weights])
-    worker = script.RolloutWorker(args, 1, Handle(server), [Handle(shard) for shard in shards])
-    return worker, agent, shards
+    server = script.ParameterServer()
+    server.push(7, [weights])
+    return script.RolloutWorker(args, 1), agent, Handle(server)
+
+
+def store(worker: Any, server: Any, global_step: int) -> tuple[dict[str, Any], Any]:
+    """What a rollout returns, and the transitions that it stored."""
+    shard = Shard(partial(script.ReplayBuffer, 500, 2, 1, torch.device("cpu")), Path("x"), EMPTY)
+    rollout = worker.rollout(global_step, server, Handle(shard))
+    assert rollout["size"] == shard.buffer.total
+    return rollout, [x.numpy() for x in shard.buffer.gather(torch.arange(shard.buffer.total))]
 
 
 def test_a_rollout_stores_every_step_as_it_was(without_ray: None) -> None:
-    """Episodes of five steps of which even ones terminate go on over rollouts of six; shards take turns."""
-    worker, agent, shards = make_worker()
+    """Episodes of five steps, of which even ones terminate, go on from one rollout of six steps to the next."""
+    worker, agent, server = make_worker()
     for i, (at_end, obs_mean) in enumerate((([(15.0, 5.0)] * 2, 5 / 3), ([(65.0, 5.0)] * 2, 11 / 6))):
-        rollout = worker.rollout(12 * i)
+        rollout, (obs, _, rewards, final_obs, terminations) = store(worker, server, 12 * i)
         assert [tuple(episode) for episode in rollout["episodes"]] == at_end
-        assert (rollout["shard"], rollout["size"], rollout["version"], rollout["time"]) == (i, 12, 7, 12.5)
-        obs, _, rewards, final_obs, terminations = (x.numpy() for x in shards[i].buffer.gather(torch.arange(12)))
+        assert (rollout["size"], rollout["version"], rollout["time"]) == (12, 7, 12.5)
         steps = np.repeat(np.arange(6 * i, 6 * i + 6), 2)  # both environments, step by step
         np.testing.assert_array_equal(obs, np.stack([steps // 5, steps % 5], axis=1))
         np.testing.assert_array_equal(final_obs, np.stack([steps // 5, steps % 5 + 1], axis=1))
@@ -159,20 +167,15 @@ def test_a_rollout_stores_every_step_as_it_was(without_ray: None) -> None:
 
 def test_the_first_steps_are_random_and_no_two_processes_alike(without_ray: None) -> None:
     """Uniform over the bounds while a rollout begins before --learning-starts; afterwards the policy's own actions."""
-    worker, _, shards = make_worker(learning_starts=1200, rollout_steps=50)
-    starts = [make_worker(learning_starts=1200)[0] for _ in range(3)]
-    starts[1].index = 2
-    first = [start.rollout(step)["means"][1].item() for start, step in zip(starts, (0, 0, 12), strict=True)]
-    assert len(set(first)) == 3
-    worker.rollout(0)
-    actions = shards[0].buffer.gather(torch.arange(100))[1]
-    assert actions.abs().max() > 0.9
-    assert abs(actions.mean()) < 0.2
-    assert actions.std().item() == pytest.approx(3**-0.5, abs=0.1)
-    policy = worker.agent.act
-    worker.agent.act = lambda obs, noise: np.full((2, 1), 0.25, np.float32)
-    worker.rollout(1100)
-    assert not (shards[1].buffer.gather(torch.arange(100))[1] == 0.25).any()
-    worker.rollout(1200)
-    assert (shards[0].buffer.gather(torch.arange(100))[1] == 0.25).all()
-    worker.agent.act = policy
+    workers = [make_worker(learning_starts=1200)[0] for _ in range(3)]
+    workers[1].index = 2
+    worker, _, server = make_worker(learning_starts=1200, rollout_steps=200)
+    firsts = [store(one, server, step)[1][1][0].item() for one, step in zip(workers, (0, 0, 12), strict=True)]
+    assert len(set(firsts)) == 3
+    _, (_, actions, *_) = store(worker, server, 1199)
+    assert np.abs(actions).max() > 0.95
+    assert abs(actions.mean()) < 0.1
+    assert actions.std() == pytest.approx(3**-0.5, abs=0.05)
+    worker.agent.act = lambda obs, noise: np.full((2, 1), 0.25 * noise.std(), np.float32)
+    _, (_, actions, *_) = store(worker, server, 1200)
+    assert len(np.unique(actions)) == 200  # noise of its own in each step

@@ -496,18 +496,17 @@ def load_weights(agent: Agent, weights: Mapping[str, Any]) -> None:
 class RolloutWorker:
     """Steps --num-envs environments in a process of its own. Their episodes go on in the next rollout."""
 
-    def __init__(self, args: Args, index: int, server: Any, shards: list[Any]) -> None:
-        self.args, self.index, self.server, self.shards = args, index, server, shards
-        self.envs = make_envs(args, args.num_envs)
+    def __init__(self, args: Args, index: int) -> None:
+        self.args, self.index, self.envs = args, index, make_envs(args, args.num_envs)
         self.agent = Agent(self.envs, args)
         self.weights: dict[str, Any] = {"version": -1}
         self.obs: np.ndarray | None = None
         self.running = np.zeros((2, args.num_envs))  # return and length of the running episodes
 
-    def rollout(self, global_step: int) -> dict[str, Any]:
+    def rollout(self, global_step: int, server: Any, shard: Any) -> dict[str, Any]:
         """Steps with the newest weights and stores that; `global_step` counts the steps of rollouts begun before."""
         args, action_dim = self.args, flatdim(self.envs.single_action_space)
-        for reference in get(self.server.pull.remote(self.weights["version"])):
+        for reference in get(server.pull.remote(self.weights["version"])):
             self.weights = get(reference)
             load_weights(self.agent, self.weights)
         is_new = self.obs is None
@@ -535,12 +534,11 @@ class RolloutWorker:
 
         # store
         columns = [np.concatenate(x) for x in zip(*steps, strict=True)]
-        shard = global_step // len(columns[0]) % len(self.shards)  # in turn
-        size = get(self.shards[shard].add.remote(*columns))
+        size = get(shard.add.remote(*columns))
         means = [x.mean(axis=0, dtype=np.float64) for x in columns]
-        facts = {"version": self.weights["version"], "time": self.weights["time"], "shard": shard, "size": size}
-        facts |= {"means": means, "obs_var": columns[0].var(axis=0, dtype=np.float64), "episodes": episodes}
-        return facts | {"seconds": seconds, "is_restarted": is_new and is_restarted()}
+        facts = {"version": self.weights["version"], "time": self.weights["time"], "episodes": episodes, "size": size}
+        facts |= {"means": means, "obs_var": columns[0].var(axis=0, dtype=np.float64), "seconds": seconds}
+        return facts | {"is_restarted": is_new and is_restarted()}
 
 
 # === Evaluation =======================================================================================================
@@ -599,15 +597,15 @@ class Exchange:
     def __init__(self, args: Args, run: Run, agent: Agent, actor: Tensor, shards: Shards, counters: dict) -> None:
         """Starts all parts and the first rollouts. `actor` are the policy's parameters, as its optimiser has them."""
         self.args, self.run, self.agent, self.actor, self.counters = args, run, agent, actor, counters
-        self.rollouts, self.evaluations = dict[Any, int](), dict[Any, int]()  # calls under way: worker, step
+        self.rollouts = dict[Any, tuple[int, int]]()  # calls under way, oldest first: worker and shard
+        self.evaluations = dict[Any, int]()  # calls under way: step
         self.messages, self.lags, self.totals = deque[Any](), list[tuple[float, float]](), Totals()
         self.shards = shards.start(run.folder.resolve() / "checkpoint.replay")
         self.sizes = [min(state["total"], args.buffer_size // len(self.shards)) for state in shards.states]
         self.server, self.version = start(ParameterServer, near=True), -1
         self.publish()
         get(self.server.pull.remote(-1))  # the weights are there before a worker asks for them
-        workers = [(args, i, self.server, self.shards) for i in range(args.num_workers)]
-        self.workers = [start(RolloutWorker, *worker, cpus=args.worker_cpus) for worker in workers]
+        self.workers = [start(RolloutWorker, args, i, cpus=args.worker_cpus) for i in range(args.num_workers)]
         self.tester = start(Tester, args)
         self.started = run.global_step  # steps of the rollouts that have been begun
         for index in range(args.num_workers):
@@ -623,21 +621,23 @@ class Exchange:
             self.server.push.remote(self.version, [self.weights])
 
     def begin_rollout(self, index: int) -> None:
-        """Lets a worker begin a rollout, unless enough are under way."""
+        """Lets a worker begin a rollout, unless enough are under way. The shards take turns."""
         if self.started < self.run.total_steps:
-            self.rollouts[self.workers[index].rollout.remote(self.started)] = index
+            shard = self.started // self.run.stride % len(self.shards)
+            reference = self.workers[index].rollout.remote(self.started, self.server, self.shards[shard])
+            self.rollouts[reference] = index, shard
             self.started += self.run.stride
 
     def next_rollout(self) -> dict[str, Any]:
         """What a worker says of a rollout that it has stored (`RolloutWorker.rollout`); the worker begins the next."""
         with self.totals.timing("waiting"):
             reference = wait(self.rollouts)
-        rollout, index = get(reference), self.rollouts.pop(reference)
+        rollout, (index, shard) = get(reference), self.rollouts.pop(reference)
         self.begin_rollout(index)
         if rollout["is_restarted"]:
             print(f"rollout worker {index} has died, and a new process is in its place", flush=True)
         self.totals.add(restarts=rollout["is_restarted"], workers=rollout["seconds"])
-        self.sizes[rollout["shard"]] = rollout["size"]
+        self.sizes[shard] = rollout["size"]
         self.lags.append((self.counters["num_updates"] - rollout["version"], time.time() - rollout["time"]))
         return rollout
 
