@@ -6,10 +6,8 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -22,9 +20,7 @@ import torch
 import toy_envs  # noqa: F401 (registers its tasks)
 from conftest import read_scalars
 
-import utils.cluster
-from utils.cluster import Shard, Totals
-from utils.errors import PartLost, TaskError
+from utils.cluster import Shard
 
 script: Any = import_module("variants.sac_ray")
 ROOT = Path(__file__).parent.parent
@@ -179,3 +175,81 @@ def test_the_first_steps_are_random_and_no_two_processes_alike(without_ray: None
     worker.agent.act = lambda obs, noise: np.full((2, 1), 0.25 * noise.std(), np.float32)
     _, (_, actions, *_) = store(worker, server, 1200)
     assert len(np.unique(actions)) == 200  # noise of its own in each step
+
+
+# --- whole runs ---
+
+COMMAND = [sys.executable, str(ROOT / "variants" / "sac_ray.py"), "--no-cuda"]
+FLAGS = ["--env-id", "Pendulum-v1", "--no-compile", "--learning-starts", "100", "--batch-size", "32"]
+FLAGS += ["--log-freq", "100", "--checkpoint-freq", "200", "--eval-freq", "300", "--eval-episodes", "2"]
+FLAGS += ["--total-timesteps", "100000", "--updates-per-step", "0.5"]
+
+
+class Program:
+    """The script in a process group of its own, which prints into out.txt."""
+
+    def __init__(self, *flags: str) -> None:
+        with open("out.txt", "w") as out:
+            self.process = subprocess.Popen([*COMMAND, *flags], stdout=out, stderr=out, start_new_session=True)
+
+    def wait_for(self, condition: Callable[[], Any]) -> None:
+        """Waits until the condition holds; fails if the program ends before, or after two minutes."""
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert self.process.poll() is None or condition(), Path("out.txt").read_text()
+            assert time.monotonic() < deadline, Path("out.txt").read_text()
+            time.sleep(0.05)
+
+    def end(self) -> tuple[int, str]:
+        """Its exit status and what it printed."""
+        return self.process.wait(120), Path("out.txt").read_text()
+
+
+def checkpoint() -> dict[str, Any]:
+    """The newest checkpoint of the one run; for a moment, while a new one gets its name, it is the one before."""
+    (folder,) = Path("runs").iterdir()
+    try:
+        return torch.load(folder / "checkpoint.pt", weights_only=True)
+    except FileNotFoundError:
+        return torch.load(folder / "checkpoint.previous.pt", weights_only=True)
+
+
+def has_previous() -> bool:
+    """Whether a checkpoint was written after the first one."""
+    return any(Path("runs").glob("*/checkpoint.previous.pt"))
+
+
+def kill(commands: dict[int, str], name: str) -> None:
+    """Kills one process of this part."""
+    pid = next(pid for pid, command in commands.items() if command.startswith(f"ray::{name}"))
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_killed_parts_are_replaced_or_end_the_run_which_resumes(ray_processes: Callable[[], dict[int, str]]) -> None:
+    """A worker and the tester are replaced. A shard ends the run with a sentence, and --resume goes on."""
+    program = Program(*FLAGS)
+    program.wait_for(has_previous)
+    for name, sign in (("RolloutWorker", "rollout worker"), ("Tester", "")):
+        kill(ray_processes(), name)
+        enough = checkpoint()["global_step"] + 600
+        program.wait_for(lambda: sign in Path("out.txt").read_text() and checkpoint()["global_step"] >= enough)  # noqa: B023
+    kill(ray_processes(), "Shard")
+    status, printed = program.end()
+    assert status == 1
+    assert re.search(r"^error: Shard has died: ", printed, re.M)
+    assert "Traceback" not in printed
+    while ray_processes():
+        time.sleep(0.05)
+    before, (folder,) = checkpoint(), Path("runs").iterdir()
+    assert f"--resume {folder}" in printed
+    total = before["global_step"] + 400
+    status, printed = Program("--resume", str(folder), "--total-timesteps", str(total), "--num-workers", "1").end()
+    assert status == 0, printed
+    assert f"going on from step {before['global_step']:,}" in printed
+    after = checkpoint()
+    assert after["global_step"] == total
+    assert after["parts"]["counters"] == {"num_updates": int(0.5 * (total - 100))}
+    assert after["parts"]["replay"]["shards"][0]["total"] >= total - 2 * 20
+    curves = read_scalars(folder)
+    assert max(value for _, value in curves["ray/restarts"]) == 1
