@@ -41,12 +41,14 @@ class Connection:
         """
         handler = signal.getsignal(signal.SIGTERM)
         variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+        takes = "--address takes a running Ray cluster of which this machine is a node, such as auto or HOST:6379"
+        if (address or "").startswith("ray://"):
+            fail(f"{takes}, and {address} is a client of one")
         options: dict[str, Any] = {} if address else {"include_dashboard": False}
         options |= {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": logging.ERROR}
         try:
             ray.init(address or "local", **options)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            takes = "--address takes a running Ray cluster of which this machine is a node"
             fail(f"{takes}, and {address} is none ({one_line(error)[:200]})")
         signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
         ray.cloudpickle.register_pickle_by_value(sys.modules[script])

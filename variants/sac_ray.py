@@ -1,21 +1,18 @@
 """SAC on a Ray cluster: environments on many cores or machines, and one learner.
 
-Losses and update are those of `sac_continuous.py`. How it differs: it is five parts in processes of their own, which
-`docs/ray.md` explains.
+Losses and update are those of `sac_continuous.py`. How it differs: it is five parts in processes of their own.
+`docs/ray.md` explains the parts, and `docs/sac.md` the rest of the file.
 - Rollout workers step environments. A worker pulls the newest weights when a rollout begins, and sends its transitions
   in one message when it ends. All workers share one estimate of the observation statistics.
 - The replay buffer is in shards. Minibatches are sampled ahead of the learner.
 - The parameter server has the newest weights. Their version is the number of updates.
-- The learner is this process. It takes rollouts one by one, makes the updates that `--updates-per-step` allows for the
-  steps taken, and only then takes the next. A worker begins a rollout only when its last one was taken. So whoever is
-  ahead waits.
+- The learner, this process, takes a rollout, makes the updates that `--updates-per-step` allows for these steps, and
+  takes the next. A worker begins a rollout only when its last one was taken. So whoever is ahead waits.
 - The tester evaluates beside the training.
 - No run repeats another: which weights a rollout has depends on timing. `--resume` goes on with weights, optimisers,
   statistics, buffer and counters, but not bit for bit. A checkpoint resets no environment.
 
     python variants/sac_ray.py --env-id HalfCheetah-v5 --num-workers 2
-
-`docs/sac.md` explains the rest of the file.
 """
 
 import copy
@@ -67,7 +64,7 @@ class Args:
     eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
     eval_episodes: int = 10  # episodes of an evaluation
     evaluate: Path | None = None  # do not train: evaluate the model of this run folder
-    checkpoint_freq: int = 20_000  # environment steps between checkpoints (with resets); 0: only first and last
+    checkpoint_freq: int = 20_000  # environment steps between checkpoints; 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
 
     # --- environment ---
@@ -121,10 +118,9 @@ LIMITS = {
 
 def check_args(args: Args) -> None:
     """Checks what limits cannot express; exits with one sentence."""
-    least = args.num_buffer_shards * args.rollout_steps * args.num_envs
+    least = args.num_buffer_shards * args.rollout_steps * args.num_envs  # a rollout in each shard
     if args.buffer_size < least:
-        shares = "--num-buffer-shards times --rollout-steps times --num-envs"
-        fail(f"--buffer-size takes at least {shares}, {least}, not {args.buffer_size}")
+        fail(f"--buffer-size takes at least {least}, a rollout for each shard, not {args.buffer_size}")
 
 
 # === Environments =====================================================================================================
@@ -501,7 +497,7 @@ class RolloutWorker:
         self.agent = Agent(self.envs, args)
         self.weights: dict[str, Any] = {"version": -1}
         self.obs: np.ndarray | None = None
-        self.running = np.zeros((2, args.num_envs))  # return and length of the running episodes
+        self.running = np.zeros((2, args.num_envs))  # return and length of each environment's episode
 
     def rollout(self, global_step: int, server: Any, shard: Any) -> dict[str, Any]:
         """Steps with the newest weights and stores that; `global_step` counts the steps of rollouts begun before."""
@@ -587,8 +583,7 @@ class Tester:
 
 # === Learner ==========================================================================================================
 
-MINIBATCHES_AT_ONCE = 8  # that a shard sends in one message
-MESSAGES_AHEAD = 2  # that are under way while the learner uses the minibatches of another one
+AT_ONCE, AHEAD = 8, 2  # minibatches in a message of a shard; messages under way while the learner uses another one
 
 
 class Exchange:
@@ -597,9 +592,9 @@ class Exchange:
     def __init__(self, args: Args, run: Run, agent: Agent, actor: Tensor, shards: Shards, counters: dict) -> None:
         """Starts all parts and the first rollouts. `actor` are the policy's parameters, as its optimiser has them."""
         self.args, self.run, self.agent, self.actor, self.counters = args, run, agent, actor, counters
-        self.rollouts = dict[Any, tuple[int, int]]()  # calls under way, oldest first: worker and shard
-        self.evaluations = dict[Any, int]()  # calls under way: step
-        self.messages, self.lags, self.totals = deque[Any](), list[tuple[float, float]](), Totals()
+        self.rollouts = dict[Any, tuple[int, int]]()  # calls under way, oldest first, with worker and shard
+        self.evaluations, self.messages = dict[Any, int](), deque[Any]()  # calls under way, the former with their steps
+        self.lags, self.totals = list[tuple[float, float]](), Totals()
         self.shards = shards.start(run.folder.resolve() / "checkpoint.replay")
         self.sizes = [min(state["total"], args.buffer_size // len(self.shards)) for state in shards.states]
         self.server, self.version = start(ParameterServer, near=True), -1
@@ -644,9 +639,9 @@ class Exchange:
     def minibatches(self, device: torch.device) -> Iterator[Batch]:
         """Yields minibatches without end, each from one shard. A shard is drawn as often as it has transitions."""
         while True:
-            while len(self.messages) <= MESSAGES_AHEAD:
+            while len(self.messages) <= AHEAD:
                 (shard,) = random.choices(self.shards, self.sizes)
-                self.messages.append(shard.sample.remote(MINIBATCHES_AT_ONCE * self.args.batch_size))
+                self.messages.append(shard.sample.remote(AT_ONCE * self.args.batch_size))
             with self.totals.timing("waiting"):
                 columns = [torch.tensor(x, device=device) for x in get(self.messages.popleft())]
             yield from zip(*(x.split(self.args.batch_size) for x in columns), strict=True)
@@ -667,8 +662,7 @@ class Exchange:
         """Rates, lags, queues and the busy share of each part since the last call."""
         server, *shards = cpu_seconds([self.server, *self.shards])
         rates = self.totals.rates(server=server, shards=sum(shards), updates=self.counters["num_updates"])
-        lags = np.array(self.lags)
-        self.lags.clear()
+        lags, self.lags = np.array(self.lags), []
         sizes = {"workers": self.args.num_workers, "shards": len(shards), "server": 1, "tester": 1}
         return {f"ray/busy_{part}": rates[part] / size for part, size in sizes.items()} | {
             "ray/busy_learner": 1.0 - rates["waiting"],
@@ -739,8 +733,8 @@ def main(args: Args) -> None:
             run.check(observation=np.concatenate([obs_mean, final_obs_mean])[None], reward=reward_mean)
             run.finished += rollout["episodes"]
             if args.norm_obs:
-                moments = (torch.as_tensor(x, device=device) for x in (obs_mean, rollout["obs_var"]))
-                agent.obs_rms.merge(*moments, stride)
+                mean, var = (torch.as_tensor(x, device=device) for x in (obs_mean, rollout["obs_var"]))
+                agent.obs_rms.merge(mean, var, stride)
             global_step += stride  # now the number of steps after this iteration
 
             # update
