@@ -20,7 +20,7 @@ import torch
 import toy_envs  # noqa: F401 (registers its tasks)
 from conftest import read_scalars
 
-from utils.cluster import Shard
+from utils.cluster import Shard, Totals
 
 script: Any = import_module("variants.sac_ray")
 ROOT = Path(__file__).parent.parent
@@ -177,6 +177,157 @@ def test_the_first_steps_are_random_and_no_two_processes_alike(without_ray: None
     assert len(np.unique(actions)) == 200  # noise of its own in each step
 
 
+# --- what is under way ---
+
+
+class Later:
+    """A call that has been made, and what it will return."""
+
+    def __init__(self, name: str, result: Any = None) -> None:
+        self.name, self.result = name, result
+
+
+class Recorder:
+    """A part that only notes its calls."""
+
+    def __init__(self, name: str, calls: list[tuple[str, tuple[Any, ...]]]) -> None:
+        self.name, self.calls = name, calls
+
+    def __getattr__(self, method: str) -> Any:
+        def remote(*arguments: Any) -> Later:
+            self.calls.append((f"{self.name}.{method}", arguments))
+            return Later(self.name)
+
+        return SimpleNamespace(remote=remote)
+
+
+class Fakes(SimpleNamespace):
+    """An exchange whose parts only note their calls, and which of the rollouts under way ends next."""
+
+    exchange: Any
+    calls: list[tuple[str, tuple[Any, ...]]]
+    counters: dict[str, int]
+    ends: list[int]
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    """Three workers with rollouts of 2 x 6 steps, two shards, 120 steps in all."""
+    args = script.Args(**TINY | {"num_workers": 3, "num_buffer_shards": 2, "batch_size": 4, "buffer_size": 100})
+    calls: list[tuple[str, tuple[Any, ...]]] = []
+    counters, ends = {"num_updates": 0}, list[int]()
+
+    def start(part: type, *arguments: Any, **_: Any) -> Recorder:
+        return Recorder(f"{part.__name__}{arguments[1] if len(arguments) > 1 else ''}", calls)
+
+    def get(call: Any) -> Any:
+        version = max((x[0] for name, x in calls if name == "ParameterServer.push"), default=0)
+        rollout = {"version": version, "time": time.time(), "size": 12, "seconds": 0.0, "is_restarted": False}
+        if isinstance(call, Later) and call.name.startswith("Shard"):
+            n = next(x[0] for name, x in calls if name.startswith("Shard"))
+            return [np.full((n, *shape), float(call.name[-1])) for shape in ((2,), (1,), (), (2,), ())]
+        return rollout
+
+    def wait(rollouts: Any) -> Any:
+        return list(rollouts)[ends.pop(0)]
+
+    def finished(rollouts: Any) -> list[Any]:
+        return []
+
+    shards = SimpleNamespace(states=[EMPTY, EMPTY], start=lambda _: [Recorder(f"Shard{i}", calls) for i in range(2)])
+    for function in (start, get, wait, finished):
+        monkeypatch.setattr(script, function.__name__, function)
+    monkeypatch.setattr(script, "put", lambda x: x)
+    agent = script.Agent(script.make_envs(args, 1), args)
+    run = SimpleNamespace(folder=Path("run"), global_step=0, total_steps=120, stride=12)
+    exchange = script.Exchange(args, run, agent, torch.zeros(3), shards, counters)
+    return Fakes(exchange=exchange, calls=calls, counters=counters, ends=ends)
+
+
+def test_a_worker_waits_until_its_rollout_is_taken(fakes: Fakes) -> None:
+    """One rollout of each worker is under way, the fast one gets more of them, and there are no more than needed."""
+    fakes.ends += [0, 2, 2, 2, 1, 0, 0, 0, 0, 0]
+    workers = []
+    for i in range(10):
+        under_way = [worker for worker, _ in fakes.exchange.rollouts.values()]
+        assert sorted(under_way) == list(range(3)) if i < 8 else len(set(under_way)) == 10 - i
+        workers.append(under_way[fakes.ends[0]])
+        fakes.exchange.next_rollout()
+    assert not fakes.exchange.rollouts
+    begun = [(name, x[0], x[2].name) for name, x in fakes.calls if name.endswith(".rollout")]
+    assert [step for _, step, _ in begun] == list(range(0, 120, 12))
+    assert [shard for *_, shard in begun] == ["Shard0", "Shard1"] * 5
+    assert [name for name, *_ in begun] == [f"RolloutWorker{i}.rollout" for i in [0, 1, 2, *workers[:7]]]
+
+
+def test_weights_are_published_once_for_each_version(fakes: Fakes) -> None:
+    """Not again where there was no update."""
+    fakes.exchange.publish()
+    fakes.counters["num_updates"] = 7
+    for _ in range(2):
+        fakes.exchange.publish()
+    versions = [x[0] for name, x in fakes.calls if name == "ParameterServer.push"]
+    assert versions == [0, 7]
+
+
+def test_lags_are_counted_in_updates(fakes: Fakes) -> None:
+    """Updates since the version that a rollout was made with."""
+    fakes.ends += [0, 0, 0]
+    for updates in (0, 5, 9):
+        fakes.counters["num_updates"] = updates
+        fakes.exchange.next_rollout()
+    assert [lag for lag, _ in fakes.exchange.lags] == [0, 5, 9]
+
+
+def test_minibatches_come_from_shards_as_often_as_these_have_transitions(fakes: Fakes) -> None:
+    """Whole minibatches of one shard; while they are used, messages with the next ones are under way."""
+    fakes.exchange.sizes = [10, 30]
+    minibatches, seen = fakes.exchange.minibatches(torch.device("cpu")), []
+    for _ in range(400 * script.AT_ONCE):
+        batch = next(minibatches)
+        assert [tuple(x.shape) for x in batch] == [(4, 2), (4, 1), (4,), (4, 2), (4,)]
+        seen.append(batch[0].unique().item())
+        assert len(fakes.exchange.messages) == script.AHEAD
+    assert np.mean(seen) == pytest.approx(0.75, abs=0.08)
+    fakes.exchange.sizes = [0, 30]
+    later = [next(minibatches)[2][0].item() for _ in range(100)]
+    assert set(later[script.AT_ONCE * (script.AHEAD + 1) :]) == {1.0}
+
+
+def test_totals_and_their_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Growth per second since the last call, of what is added and of what is counted elsewhere."""
+    clock = iter([100.0, 101.0, 103.0, 110.0, 112.0])
+    monkeypatch.setattr("utils.cluster.time.perf_counter", lambda: next(clock))
+    totals = Totals()
+    with totals.timing("waiting"):
+        pass
+    totals.add(work=4.0)
+    rates = totals.rates(updates=30.0)
+    assert (rates["waiting"], rates["work"], rates["updates"], rates["nothing"]) == (0.2, 0.4, 3.0, 0.0)
+    totals.add(work=1.0)
+    rates = totals.rates(updates=50.0)
+    assert (rates["waiting"], rates["work"], rates["updates"]) == (0.0, 0.5, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "takes"),
+    [
+        ({"num_workers": 0}, "--num-workers takes a number from 1"),
+        ({"buffer_size": 79, "num_buffer_shards": 4, "rollout_steps": 10}, "--buffer-size takes at least 80"),
+        ({"address": "ray://1.2.3.4:10001"}, "--address takes a running Ray cluster of which this machine is a node"),
+    ],
+)
+def test_bad_arguments(flags: dict[str, Any], takes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence that names the flag, exit status 2, no run folder."""
+    with pytest.raises(SystemExit) as error:
+        script.main(script.Args(**TINY | flags))
+    stderr = capsys.readouterr().err
+    assert error.value.code == 2
+    assert stderr.startswith(f"error: {takes}")
+    assert stderr.count("\n") == 1
+    assert not Path("runs").exists()
+
+
 # --- whole runs ---
 
 COMMAND = [sys.executable, str(ROOT / "variants" / "sac_ray.py"), "--no-cuda"]
@@ -253,3 +404,48 @@ def test_killed_parts_are_replaced_or_end_the_run_which_resumes(ray_processes: C
     assert after["parts"]["replay"]["shards"][0]["total"] >= total - 2 * 20
     curves = read_scalars(folder)
     assert max(value for _, value in curves["ray/restarts"]) == 1
+
+
+@pytest.mark.slow
+def test_a_stopped_or_killed_learner_leaves_no_process(ray_processes: Callable[[], dict[int, str]]) -> None:
+    """Ctrl-C goes to all processes of a terminal; the run writes its checkpoint, and --resume goes on from there."""
+    program = Program(*FLAGS, "--norm-obs", "--num-buffer-shards", "2")
+    program.wait_for(has_previous)
+    os.killpg(program.process.pid, signal.SIGINT)
+    status, printed = program.end()
+    assert status == 130, printed
+    assert "Traceback" not in printed
+    while ray_processes():
+        time.sleep(0.05)
+    (step,) = re.findall(r"stopped by signal 2 after step ([\d,]+)", printed)
+    before, (folder,) = checkpoint(), Path("runs").iterdir()
+    assert f"{before['global_step']:,}" == step
+    program = Program("--resume", str(folder))
+    program.wait_for(lambda: checkpoint()["global_step"] > before["global_step"])
+    program.process.kill()
+    program.end()
+    while ray_processes():
+        time.sleep(0.05)
+    after = checkpoint()
+    done = after["global_step"] - before["global_step"]
+    assert after["parts"]["counters"]["num_updates"] - before["parts"]["counters"]["num_updates"] == done // 2
+    statistics = after["parts"]["agent"]["obs_rms.count"] - before["parts"]["agent"]["obs_rms.count"]
+    assert statistics == done
+    assert after["parts"]["policy_optimizer"]["num_steps"] == after["parts"]["counters"]["num_updates"]
+
+
+def test_a_run_logs_the_keys_of_the_docs(ray_processes: Callable[[], dict[int, str]]) -> None:
+    """All of those of both pages, and no other; the ratio of updates to steps is exact at the end."""
+    flags = ["--total-timesteps", "400", "--num-workers", "1"]
+    status, printed = Program(*FLAGS, *flags).end()
+    assert status == 0, printed
+    documented = set()
+    for page in ("sac.md", "ray.md"):
+        table = (ROOT / "docs" / page).read_text().split("## Logged metrics")[1].split("##")[0]
+        documented |= {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")}
+    (folder,) = Path("runs").iterdir()
+    assert set(read_scalars(folder)) == documented
+    assert checkpoint()["parts"]["counters"] == {"num_updates": 150}
+    (result,) = re.findall("^evaluation: .*$", printed, re.M)
+    words = [*COMMAND, "--evaluate", str(folder)]
+    assert result in subprocess.run(words, capture_output=True, text=True, check=True).stdout
