@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -336,6 +337,15 @@ FLAGS += ["--log-freq", "100", "--checkpoint-freq", "200", "--eval-freq", "300",
 FLAGS += ["--total-timesteps", "100000", "--updates-per-step", "0.5"]
 
 
+def wait_for(condition: Callable[[], Any], goes_on: Callable[[], bool] = lambda: True) -> None:
+    """Waits until the condition holds; fails if the program does not go on, or after two minutes."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert goes_on() or condition(), Path("out.txt").read_text()
+        assert time.monotonic() < deadline, Path("out.txt").read_text()
+        time.sleep(0.05)
+
+
 class Program:
     """The script in a process group of its own, which prints into out.txt."""
 
@@ -344,12 +354,8 @@ class Program:
             self.process = subprocess.Popen([*COMMAND, *flags], stdout=out, stderr=out, start_new_session=True)
 
     def wait_for(self, condition: Callable[[], Any]) -> None:
-        """Waits until the condition holds; fails if the program ends before, or after two minutes."""
-        deadline = time.monotonic() + 120
-        while not condition():
-            assert self.process.poll() is None or condition(), Path("out.txt").read_text()
-            assert time.monotonic() < deadline, Path("out.txt").read_text()
-            time.sleep(0.05)
+        """Waits until the condition holds; fails if the program ends before."""
+        wait_for(condition, lambda: self.process.poll() is None)
 
     def end(self) -> tuple[int, str]:
         """Its exit status and what it printed."""
@@ -390,8 +396,7 @@ def test_killed_parts_are_replaced_or_end_the_run_which_resumes(ray_processes: C
     assert status == 1
     assert re.search(r"^error: Shard has died: ", printed, re.M)
     assert "Traceback" not in printed
-    while ray_processes():
-        time.sleep(0.05)
+    wait_for(lambda: not ray_processes())
     before, (folder,) = checkpoint(), Path("runs").iterdir()
     assert f"--resume {folder}" in printed
     total = before["global_step"] + 400
@@ -415,8 +420,7 @@ def test_a_stopped_or_killed_learner_leaves_no_process(ray_processes: Callable[[
     status, printed = program.end()
     assert status == 130, printed
     assert "Traceback" not in printed
-    while ray_processes():
-        time.sleep(0.05)
+    wait_for(lambda: not ray_processes())
     (step,) = re.findall(r"stopped by signal 2 after step ([\d,]+)", printed)
     before, (folder,) = checkpoint(), Path("runs").iterdir()
     assert f"{before['global_step']:,}" == step
@@ -424,8 +428,7 @@ def test_a_stopped_or_killed_learner_leaves_no_process(ray_processes: Callable[[
     program.wait_for(lambda: checkpoint()["global_step"] > before["global_step"])
     program.process.kill()
     program.end()
-    while ray_processes():
-        time.sleep(0.05)
+    wait_for(lambda: not ray_processes())
     after = checkpoint()
     done = after["global_step"] - before["global_step"]
     assert after["parts"]["counters"]["num_updates"] - before["parts"]["counters"]["num_updates"] == done // 2
@@ -449,3 +452,38 @@ def test_a_run_logs_the_keys_of_the_docs(ray_processes: Callable[[], dict[int, s
     (result,) = re.findall("^evaluation: .*$", printed, re.M)
     words = [*COMMAND, "--evaluate", str(folder)]
     assert result in subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.slow
+def test_a_machine_is_removed_in_the_middle(ray_processes: Callable[[], dict[int, str]]) -> None:
+    """Two Ray nodes with rollout workers on both; those of the one that is gone begin again on the other."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    node = cluster.add_node(num_cpus=2)
+    raylet = node.all_processes["raylet"][0].process.pid
+
+    def workers_there() -> int:
+        """Rollout workers on the second node: children of its raylet."""
+        found = 0
+        for pid, command in ray_processes().items():
+            with suppress(FileNotFoundError):
+                is_child = f"PPid:\t{raylet}\n" in Path(f"/proc/{pid}/status").read_text()
+                found += is_child and command.startswith("ray::RolloutWorker")
+        return found
+
+    program = Program(*FLAGS, "--address", cluster.address, "--num-workers", "4", "--checkpoint-freq", "400")
+    program.wait_for(has_previous)
+    assert 0 < workers_there() < 4
+    cluster.remove_node(node, allow_graceful=False)
+    program.wait_for(lambda: "has died, and a new process is in its place" in Path("out.txt").read_text())
+    enough = checkpoint()["global_step"] + 800
+    program.wait_for(lambda: checkpoint()["global_step"] >= enough)
+    assert sum(command.startswith("ray::RolloutWorker") for command in ray_processes().values()) == 4
+    program.process.send_signal(signal.SIGTERM)
+    status, printed = program.end()
+    assert status == 143, printed
+    assert "Traceback" not in printed
+    parts = ("ray::RolloutWorker", "ray::Tester", "ray::Shard", "ray::ParameterServer")
+    wait_for(lambda: not any(x.startswith(parts) for x in ray_processes().values()))
+    cluster.shutdown()
