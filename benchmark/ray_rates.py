@@ -13,6 +13,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tyro
@@ -50,7 +51,7 @@ class Args:
 def measure(args: Args, num_workers: int, env_seconds: float, extra: list[str]) -> dict[str, float]:
     """One run in a folder of its own."""
     every = args.steps * num_workers
-    flags = {"num-workers": num_workers, "log-freq": every, "total-timesteps": args.points * every}
+    flags: dict[str, Any] = {"num-workers": num_workers, "log-freq": every, "total-timesteps": args.points * every}
     flags |= {"eval-freq": 0, "eval-episodes": 1, "checkpoint-freq": 0, "env-id": "benchmark.slow:Slow-v0"}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     words += ["--env-kwargs", json.dumps({"task": args.task, "seconds": env_seconds}), *extra]

@@ -20,4 +20,4 @@ class Slow(gym.Wrapper):
         return self.env.step(action)
 
 
-gym.register("Slow-v0", entry_point=Slow)
+gym.register("Slow-v0", entry_point="benchmark.slow:Slow")

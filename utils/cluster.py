@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from utils.errors import PartLost, missing_package
-from utils.run import BufferFiles, fail, one_line
+from utils.run import BufferFiles, check_memory, fail, one_line, warn
 
 try:
     import ray
@@ -30,14 +30,17 @@ except ModuleNotFoundError as error:
 
 # === Processes ========================================================================================================
 
+PATIENCE = 300.0  # seconds between warnings that nothing happens
+
 
 class Connection:
     """A Ray cluster that exists, or one of this machine that lives as long as the program."""
 
-    def __init__(self, address: str | None, script: str) -> None:
-        """Joins the cluster at this address, or starts one. Exits with one sentence if there is none.
+    def __init__(self, address: str | None, script: str, num_workers: int, worker_cpus: float) -> None:
+        """Joins the cluster at this address, or starts one. Exits with one sentence if that is not possible.
 
-        The parts get the module path of this program, and the classes of the module `script` by value.
+        The parts get the module path of this program, and the classes of the module `script` by value. Warns if there
+        are not `worker_cpus` cores for each worker, and exits if no machine has them for one.
         """
         handler = signal.getsignal(signal.SIGTERM)
         variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
@@ -45,6 +48,8 @@ class Connection:
         if (address or "").startswith("ray://"):
             fail(f"{takes}, and {address} is a client of one")
         options: dict[str, Any] = {} if address else {"include_dashboard": False}
+        if not address:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody was asked
         options |= {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": logging.ERROR}
         try:
             ray.init(address or "local", **options)
@@ -52,22 +57,29 @@ class Connection:
             fail(f"{takes}, and {address} is none ({one_line(error)[:200]})")
         signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
         ray.cloudpickle.register_pickle_by_value(sys.modules[script])
+        cores = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+        if max(cores) < worker_cpus:
+            fail(f"--worker-cpus takes at most {max(cores):g}, the cores of one machine, not {worker_cpus:g}")
+        places = sum(int(x / worker_cpus) for x in cores) if worker_cpus else num_workers
+        if places < num_workers:
+            needed = f"--num-workers {num_workers} with --worker-cpus {worker_cpus:g}"
+            warn(f"{needed} is more than {sum(cores):g} cores, and {num_workers - places} of them wait for a machine")
 
     def close(self) -> None:
         """Ends all parts."""
         ray.shutdown()
 
 
-def start(part: type, *arguments: Any, near: bool = False, cpus: float = 0.0) -> Any:
+def start(part: type, *arguments: Any, near: bool = False, is_replaced: bool = True, cpus: float = 0.0) -> Any:
     """Starts a part in a process of its own, and returns its handle at once.
 
-    With `near` it is on this machine, and its death ends the run. Otherwise it is on any: parts are spread evenly. Ray
-    replaces a process that has died by a new one with the same arguments, on another machine if its own is gone, and
-    repeats the call that it was in. `cpus` cores are reserved for it.
+    With `near` it is on this machine. Otherwise it is on any: parts are spread evenly. If `is_replaced`, Ray replaces a
+    process that has died by a new one with the same arguments, on another machine if its own is gone, and repeats the
+    call that it was in. Otherwise its death ends the run. `cpus` cores are reserved for it.
     """
     node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options: dict[str, Any] = {"num_cpus": cpus, "scheduling_strategy": node if near else "SPREAD"}
-    options |= {} if near else {"max_restarts": -1, "max_task_retries": -1}
+    options |= {"max_restarts": -1, "max_task_retries": -1} if is_replaced else {}
     return ray.remote(**options)(part).remote(*arguments)
 
 
@@ -97,8 +109,14 @@ def get(reference: Any) -> Any:
 
 
 def wait(references: Iterable[Any]) -> Any:
-    """Waits until a call has returned or failed; of several that have, it is the first in this order."""
-    return ray.wait(list(references))[0][0]
+    """Waits until a call has returned or failed; of several that have, it is the first in this order.
+
+    Warns every PATIENCE seconds: a process may hang, die again and again, or wait for a core.
+    """
+    references = list(references)
+    while not (done := ray.wait(references, timeout=PATIENCE)[0]):
+        warn(f"none of {len(references)} calls of other processes has returned for {PATIENCE:g} seconds")
+    return done[0]
 
 
 def finished(references: Iterable[Any]) -> list[Any]:
@@ -113,9 +131,9 @@ def finished(references: Iterable[Any]) -> list[Any]:
 class Shard:
     """A replay buffer in a process of its own."""
 
-    def __init__(self, make_buffer: Callable[[], Any], folder: Path, state: dict[str, Any]) -> None:
+    def __init__(self, make_buffer: Callable[[torch.device], Any], folder: Path, state: dict[str, Any]) -> None:
         torch.seed()
-        self.buffer = make_buffer()
+        self.buffer = make_buffer(torch.device("cpu"))
         self.files = BufferFiles(self.buffer, folder)
         self.files.load_state_dict(state)
 
@@ -138,14 +156,17 @@ class Shard:
 class Shards:
     """The shards of a replay buffer; their state is a part of checkpoints."""
 
-    def __init__(self, num_shards: int, make_buffer: Callable[[], Any]) -> None:
+    def __init__(self, num_shards: int, make_buffer: Callable[[torch.device], Any]) -> None:
+        """`make_buffer` makes the buffer of a shard. Exits with one sentence if all of them are larger than memory."""
+        sizes = make_buffer(torch.device("meta"))  # without the memory
+        check_memory(dict.fromkeys(map(str, range(num_shards)), sizes))
         self.states: list[dict[str, Any]] = [{"total": 0, "files": []} for _ in range(num_shards)]
         self.parts, self.make_buffer = list[Any](), make_buffer
 
     def start(self, folder: Path) -> list[Any]:
         """Starts them on this machine, with what `load_state_dict` was given; returns their handles."""
         shards = [(self.make_buffer, folder / str(i), state) for i, state in enumerate(self.states)]
-        self.parts = [start(Shard, *shard, near=True) for shard in shards]
+        self.parts = [start(Shard, *shard, near=True, is_replaced=False) for shard in shards]
         return self.parts
 
     def state_dict(self) -> dict[str, Any]:

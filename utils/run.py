@@ -467,7 +467,7 @@ def check_memory(buffers: Mapping[str, "Buffer"]) -> None:
     """Exits with one sentence if replay buffers are larger than the machine's memory, which they use as they fill."""
     if hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        columns = [x for buffer in buffers.values() for x in buffer.columns.values() if x.device.type == "cpu"]
+        columns = [x for buffer in buffers.values() for x in buffer.columns.values() if x.device.type != "cuda"]
         size = sum(x.nbytes for x in columns) / 2**30
         if size > memory:
             fail(f"--buffer-size takes what fits into memory: {size:,.0f} GiB are asked for, of {memory:,.0f} GiB")

@@ -597,11 +597,11 @@ class Exchange:
         self.lags, self.totals = list[tuple[float, float]](), Totals()
         self.shards = shards.start(run.folder.resolve() / "checkpoint.replay")
         self.sizes = [min(state["total"], args.buffer_size // len(self.shards)) for state in shards.states]
-        self.server, self.version = start(ParameterServer, near=True), -1
+        self.server, self.version = start(ParameterServer, near=True, is_replaced=False), -1
         self.publish()
         get(self.server.pull.remote(-1))  # the weights are there before a worker asks for them
         self.workers = [start(RolloutWorker, args, i, cpus=args.worker_cpus) for i in range(args.num_workers)]
-        self.tester = start(Tester, args)
+        self.tester = start(Tester, args, near=args.capture_video)  # videos belong into the run folder
         self.started = run.global_step  # steps of the rollouts that have been begun
         for index in range(args.num_workers):
             self.begin_rollout(index)
@@ -616,12 +616,11 @@ class Exchange:
             self.server.push.remote(self.version, [self.weights])
 
     def begin_rollout(self, index: int) -> None:
-        """Lets a worker begin a rollout, unless enough are under way. The shards take turns."""
-        if self.started < self.run.total_steps:
-            shard = self.started // self.run.stride % len(self.shards)
-            reference = self.workers[index].rollout.remote(self.started, self.server, self.shards[shard])
-            self.rollouts[reference] = index, shard
-            self.started += self.run.stride
+        """Lets a worker begin a rollout. The shards take turns."""
+        shard = self.started // self.run.stride % len(self.shards)
+        reference = self.workers[index].rollout.remote(self.started, self.server, self.shards[shard])
+        self.rollouts[reference] = index, shard
+        self.started += self.run.stride
 
     def next_rollout(self) -> dict[str, Any]:
         """What a worker says of a rollout that it has stored (`RolloutWorker.rollout`); the worker begins the next."""
@@ -707,8 +706,8 @@ def main(args: Args) -> None:
     learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
     optimizers = {name: Adam(group, learning_rates[name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
     capacity = args.buffer_size // args.num_buffer_shards
-    shards = Shards(args.num_buffer_shards, partial(ReplayBuffer, capacity, obs_dim, action_dim, torch.device("cpu")))
-    connection = Connection(args.address, __name__)
+    shards = Shards(args.num_buffer_shards, partial(ReplayBuffer, capacity, obs_dim, action_dim))
+    connection = Connection(args.address, __name__, args.num_workers, args.worker_cpus)
     counters = {"num_updates": 0}
 
     parts: dict[str, Any] = {"model": {"agent": agent}}
