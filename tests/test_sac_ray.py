@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +21,10 @@ import torch
 import toy_envs  # noqa: F401 (registers its tasks)
 from conftest import read_scalars
 
+from utils import cluster
 from utils.cluster import Shard, Totals
+from utils.errors import PartLost
+from utils.run import Run, fail
 
 script: Any = import_module("variants.sac_ray")
 ROOT = Path(__file__).parent.parent
@@ -209,16 +212,19 @@ class Fakes(SimpleNamespace):
     calls: list[tuple[str, tuple[Any, ...]]]
     counters: dict[str, int]
     ends: list[int]
+    places: dict[str, dict[str, Any]]
 
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     """Three workers with rollouts of 2 x 6 steps, two shards, 120 steps in all."""
-    args = script.Args(**TINY | {"num_workers": 3, "num_buffer_shards": 2, "batch_size": 4, "buffer_size": 100})
+    flags = {"num_workers": 3, "num_buffer_shards": 2, "batch_size": 4, "buffer_size": 100, "capture_video": True}
+    args = script.Args(**TINY | flags)
     calls: list[tuple[str, tuple[Any, ...]]] = []
-    counters, ends = {"num_updates": 0}, list[int]()
+    counters, ends, places = {"num_updates": 0}, list[int](), dict[str, Any]()
 
-    def start(part: type, *arguments: Any, **_: Any) -> Recorder:
+    def start(part: type, *arguments: Any, **options: Any) -> Recorder:
+        places[part.__name__] = options
         return Recorder(f"{part.__name__}{arguments[1] if len(arguments) > 1 else ''}", calls)
 
     def get(call: Any) -> Any:
@@ -242,7 +248,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     agent = script.Agent(script.make_envs(args, 1), args)
     run = SimpleNamespace(folder=Path("run"), global_step=0, total_steps=120, stride=12)
     exchange = script.Exchange(args, run, agent, torch.zeros(3), shards, counters)
-    return Fakes(exchange=exchange, calls=calls, counters=counters, ends=ends)
+    return Fakes(exchange=exchange, calls=calls, counters=counters, ends=ends, places=places)
 
 
 def test_a_worker_waits_until_its_rollout_is_taken(fakes: Fakes) -> None:
@@ -261,6 +267,13 @@ def test_a_worker_waits_until_its_rollout_is_taken(fakes: Fakes) -> None:
     assert [step for _, step, _ in begun] == list(range(0, 156, 12))
     assert [shard for *_, shard in begun] == (["Shard0", "Shard1"] * 7)[:13]
     assert [name for name, *_ in begun] == [f"RolloutWorker{i}.rollout" for i in [0, 1, 2, *workers]]
+
+
+def test_where_parts_are(fakes: Fakes) -> None:
+    """Only the parameter server cannot be replaced; the tester is where its videos belong."""
+    assert fakes.places["ParameterServer"] == {"near": True, "is_replaced": False}
+    assert fakes.places["RolloutWorker"] == {"cpus": 0.0}
+    assert fakes.places["Tester"] == {"near": True}
 
 
 def test_weights_are_published_once_for_each_version(fakes: Fakes) -> None:
@@ -310,6 +323,96 @@ def test_totals_and_their_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     totals.add(work=1.0)
     rates = totals.rates(updates=50.0)
     assert (rates["waiting"], rates["work"], rates["updates"]) == (0.0, 0.5, 10.0)
+
+
+def test_what_a_part_refuses_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends by `fail` would be replaced without end; so its sentence is raised, in the program too."""
+
+    class Part:
+        """Refuses what is not positive."""
+
+        def __init__(self, number: int) -> None:
+            self.number = self.halve(number)
+
+        def halve(self, number: int) -> int:
+            if number < 1:
+                fail(f"--number takes a number from 1, not {number}")
+            return number // 2
+
+    parts: list[Any] = []
+    remote = lambda **_: lambda part: parts.append(part) or SimpleNamespace(remote=part)  # noqa: E731
+    monkeypatch.setattr(cluster.ray, "remote", remote)
+    context = SimpleNamespace(get_node_id=lambda: "0" * 56)
+    monkeypatch.setattr(cluster.ray, "get_runtime_context", lambda: context)
+    assert cluster.start(Part, 8).halve(6) == 3
+    for call in (partial(cluster.start, Part, 0), partial(cluster.start(Part, 8).halve, 0)):
+        with pytest.raises(PartLost, match=r"^--number takes a number from 1, not 0$"):
+            call()
+    assert {part.__name__ for part in parts} == {"Part"}
+
+    def get(_: Any) -> None:
+        text = "The actor died in its creation task, ray::Part.__init__()\nutils.errors.PartLost: --number takes 1"
+        raise cluster.ray.exceptions.RayActorError(error_msg=text, actor_init_failed=True)
+
+    monkeypatch.setattr(cluster.ray, "get", get)
+    with pytest.raises(PartLost, match=r"^a process cannot be started: --number takes 1$"):
+        cluster.get("x")
+
+
+def test_a_call_that_does_not_return(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One warning for each time that nothing has returned."""
+    answers = [[], [], ["b"]]
+    monkeypatch.setattr(cluster.ray, "wait", lambda calls, timeout: (answers.pop(0), calls))
+    assert cluster.wait({"a": 1, "b": 2}) == "b"
+    assert (
+        capsys.readouterr().err.splitlines()
+        == ["warning: none of 2 calls of other processes has returned for 300 seconds"] * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "worker_cpus", "says"),
+    [
+        (7, 0.0, ""),
+        (5, 2.0, ""),
+        (
+            7,
+            2.0,
+            "warning: --worker-cpus 2 leaves cores for 5 rollout workers, and 2 of --num-workers wait for a machine\n",
+        ),
+        (1, 9.0, "error: --worker-cpus takes at most 8, the cores of one machine, not 9\n"),
+    ],
+)
+def test_cores(
+    num_workers: int,
+    worker_cpus: float,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Machines with 8 and 3 cores, one without any, and one that is gone."""
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0}}, {"Alive": True, "Resources": {"CPU": 3.0}}]
+    nodes += [{"Alive": True, "Resources": {}}, {"Alive": False, "Resources": {"CPU": 64.0}}]
+    monkeypatch.setattr(cluster.ray, "init", lambda *_, **__: None)
+    monkeypatch.setattr(cluster.ray, "nodes", lambda: nodes)
+    with pytest.raises(SystemExit) if says.startswith("error") else nullcontext():
+        cluster.Connection("auto", script.__name__, num_workers, worker_cpus)
+    assert capsys.readouterr().err == says
+
+
+def test_a_late_evaluation_is_in_both_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard has it at its own step. W&B takes no earlier step than its newest, and has it there."""
+    record: list[tuple[int, str]] = []
+    points: list[tuple[int, str]] = []
+    wandb = SimpleNamespace(run=SimpleNamespace(step=200), log=lambda x, step: record.append((step, *x)))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    run = SimpleNamespace(log_step=200, log_time=7.0, line_time=1e12, results={}, finished=[], total_steps=1000)
+    run.args, run.progress = SimpleNamespace(track=True), SimpleNamespace(set_postfix_str=lambda *_, **__: None)
+    run.progress.disable, run.writer = True, SimpleNamespace(add_scalar=lambda x, _, step: points.append((step, x)))
+    Run.log(run, {"eval/return_mean": 1.0}, 100)  # type: ignore[arg-type]
+    assert points == [(100, "eval/return_mean")]
+    assert record == [(200, "eval/return_mean")]
+    assert (run.log_step, run.log_time) == (200, 7.0)
 
 
 @pytest.mark.parametrize(
@@ -440,6 +543,7 @@ def test_a_stopped_or_killed_learner_leaves_no_process(ray_processes: Callable[[
     assert after["parts"]["policy_optimizer"]["num_steps"] == after["parts"]["counters"]["num_updates"]
 
 
+@pytest.mark.slow
 def test_a_run_logs_the_keys_of_the_docs(ray_processes: Callable[[], dict[int, str]]) -> None:
     """All of those of both pages, and no other; the ratio of updates to steps is exact at the end."""
     flags = ["--total-timesteps", "400", "--num-workers", "1"]

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,8 @@ class Connection:
             fail(f"--worker-cpus takes at most {max(cores):g}, the cores of one machine, not {worker_cpus:g}")
         places = sum(int(x / worker_cpus) for x in cores) if worker_cpus else num_workers
         if places < num_workers:
-            needed = f"--num-workers {num_workers} with --worker-cpus {worker_cpus:g}"
-            warn(f"{needed} is more than {sum(cores):g} cores, and {num_workers - places} of them wait for a machine")
+            rest = f"{num_workers - places} of --num-workers wait for a machine"
+            warn(f"--worker-cpus {worker_cpus:g} leaves cores for {places} rollout workers, and {rest}")
 
     def close(self) -> None:
         """Ends all parts."""
@@ -80,7 +81,21 @@ def start(part: type, *arguments: Any, near: bool = False, is_replaced: bool = T
     node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options: dict[str, Any] = {"num_cpus": cpus, "scheduling_strategy": node if near else "SPREAD"}
     options |= {"max_restarts": -1, "max_task_retries": -1} if is_replaced else {}
-    return ray.remote(**options)(part).remote(*arguments)
+    methods = {name: telling(method) for name, method in vars(part).items() if callable(method)}
+    return ray.remote(**options)(type(part.__name__, (part,), methods)).remote(*arguments)
+
+
+def telling(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which raises PartLost where it would end the process by `fail`: Ray would replace it without end."""
+
+    @wraps(method)
+    def call(*arguments: Any) -> Any:
+        try:
+            return method(*arguments)
+        except SystemExit as error:
+            raise PartLost("; ".join(getattr(error, "__notes__", [repr(error)]))) from None
+
+    return call
 
 
 def is_restarted() -> bool:
@@ -102,6 +117,9 @@ def get(reference: Any) -> Any:
         return ray.get(reference)
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", error)
+        if isinstance(cause, ray.exceptions.RayActorError) and cause.actor_init_failed:
+            reason = str(cause).strip().splitlines()[-1].removeprefix("utils.errors.PartLost: ")
+            raise PartLost(f"a process cannot be started: {reason}") from None
         if isinstance(cause, ray.exceptions.RayActorError):
             name = re.search(r"class_name: (\w+)", str(cause))
             raise PartLost(f"{name[1] if name else 'a part'} has died: {one_line(cause)[-200:]}") from None

@@ -137,7 +137,9 @@ Limits = Mapping[str, tuple[float, float]]
 def fail(message: str) -> NoReturn:
     """Ends the program before training: one sentence on standard error, exit status 2."""
     print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2)
+    end = SystemExit(2)
+    end.add_note(message)  # for a program whose process this is not (`utils/cluster.py`)
+    raise end
 
 
 def flag_of(name: str) -> str:
@@ -675,14 +677,17 @@ class Run:
             import wandb
 
             assert wandb.run is not None
-            if global_step >= wandb.run.step:  # else W&B had it before the run was killed and resumed
-                wandb.log(metrics, step=global_step)
+            step = max(
+                global_step, self.log_step
+            )  # W&B takes no point that is late, as an evaluation beside the training
+            if step >= wandb.run.step:  # else W&B had it before the run was killed and resumed
+                wandb.log(metrics, step=step)
         try:
             for name, value in metrics.items():
                 self.writer.add_scalar(name, value, global_step)
         except OSError as error:
             warn(f"points of step {global_step:,} are not in TensorBoard: {error}")
-        if global_step >= self.log_step:  # an evaluation beside the training is late
+        if global_step >= self.log_step:
             self.log_step, self.log_time = global_step, time.time()
         if global_step >= self.total_steps and any(name.startswith("eval/") for name in metrics):
             print(describe(metrics), flush=True)
