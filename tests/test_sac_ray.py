@@ -400,6 +400,18 @@ def test_cores(
     assert capsys.readouterr().err == says
 
 
+def test_ray_that_does_not_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, for the exception that Ray raises on a machine that is too busy."""
+
+    def init(*_: Any, **__: Any) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(cluster.ray, "init", init)
+    with pytest.raises(SystemExit):
+        cluster.Connection(None, script.__name__, 1, 0.0)
+    assert capsys.readouterr().err == "error: Ray cannot be started: The current node timed out during startup.\n"
+
+
 def test_a_late_evaluation_is_in_both_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorBoard has it at its own step. W&B takes no earlier step than its newest, and has it there."""
     record: list[tuple[int, str]] = []

@@ -54,8 +54,9 @@ class Connection:
         options |= {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": logging.ERROR}
         try:
             ray.init(address or "local", **options)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            fail(f"{takes}, and {address} is none ({one_line(error)[:200]})")
+        except Exception as error:  # Ray raises bare ones, for example if its processes take 30 seconds to start
+            reason = one_line(error)[:200]
+            fail(f"{takes}, and {address} is none ({reason})" if address else f"Ray cannot be started: {reason}")
         signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
         ray.cloudpickle.register_pickle_by_value(sys.modules[script])
         cores = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
