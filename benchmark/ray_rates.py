@@ -2,15 +2,18 @@
 
     python -m benchmark.ray_rates --num-workers 1 2 4 8 16 --env-seconds 0.01 -- --updates-per-step 0
 
-What follows `--` goes to the script. Prints a CSV row for each run: medians over the points that it logged, without the
-first two, during which processes start.
+What follows `--` goes to the script. Prints a CSV row for each run: medians over the points that it logged after all
+rollout workers had begun. Ray gives its processes a niceness of 15, unless RAY_worker_niceness says otherwise.
 """
 
 import csv
 import json
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,33 +45,51 @@ class Args:
     """task that is slowed down"""
     env_seconds: tuple[float, ...] = (0.01,)
     """how long a step sleeps"""
-    points: int = 10
-    """points that each run logs"""
-    steps: int = 1000
+    seconds: float = 30
+    """how long is measured, after all rollout workers have begun"""
+    steps: int = 200
     """environment steps between two points, for each worker"""
 
 
+def num_started() -> int:
+    """Rollout workers on this machine that have begun a rollout."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            found += path.read_bytes().startswith(b"ray::RolloutWorker.rollout")
+    return found
+
+
 def measure(args: Args, num_workers: int, env_seconds: float, extra: list[str]) -> dict[str, float]:
-    """One run in a folder of its own."""
-    every = args.steps * num_workers
-    flags: dict[str, Any] = {"num-workers": num_workers, "log-freq": every, "total-timesteps": args.points * every}
+    """One run in a folder of its own, which is stopped after the measurement."""
+    flags: dict[str, Any] = {"num-workers": num_workers, "log-freq": args.steps * num_workers}
     flags |= {"eval-freq": 0, "eval-episodes": 1, "checkpoint-freq": 0, "env-id": "benchmark.slow:Slow-v0"}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     words += ["--env-kwargs", json.dumps({"task": args.task, "seconds": env_seconds}), *extra]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(REPOSITORY / "variants" / "sac_ray.py"), *words]
-        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        program, most = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL), 0
+        while program.poll() is None and most < num_workers:
+            time.sleep(0.2)
+            most = max(most, num_started())
+        began = time.time()
+        time.sleep(args.seconds)
+        program.send_signal(signal.SIGINT)
+        if program.wait() != 128 + signal.SIGINT:
+            raise SystemExit(f"the run ended too early, with status {program.returncode}")
         (run,) = (Path(folder) / "runs").iterdir()
-        events = EventAccumulator(str(run)).Reload()
-        values = {name: [event.value for event in events.Scalars(key)][2:] for name, key in COLUMNS.items()}
-    row = {"num_workers": num_workers, "env_seconds": env_seconds}
+        events, values = EventAccumulator(str(run)).Reload(), dict[str, list[float]]()
+        for name, key in COLUMNS.items():
+            later = [event.value for event in events.Scalars(key) if event.wall_time > began]
+            values[name] = later[1:]  # the first point began before
+    row = {"num_workers": num_workers, "env_seconds": env_seconds, "points": len(later) - 1}
     return row | {name: float(np.median(x)) for name, x in values.items()}
 
 
 def main(args: Args, extra: list[str]) -> None:
     """Prints the table, row by row."""
     writer = csv.writer(sys.stdout)
-    writer.writerow(["num_workers", "env_seconds", *COLUMNS])
+    writer.writerow(["num_workers", "env_seconds", "points", *COLUMNS])
     for env_seconds in args.env_seconds:
         for num_workers in args.num_workers:
             row = measure(args, num_workers, env_seconds, extra)
