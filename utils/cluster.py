@@ -52,11 +52,14 @@ class Connection:
         if not address:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody was asked
         options |= {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": logging.ERROR}
-        try:
-            ray.init(address or "local", **options)
-        except Exception as error:  # Ray raises bare ones, for example if its processes take 30 seconds to start
-            reason = one_line(error)[:200]
-            fail(f"{takes}, and {address} is none ({reason})" if address else f"Ray cannot be started: {reason}")
+        for more in (0,) if address else (2, 1, 0):  # tries: Ray gives up after 30 seconds, and the machine may be busy
+            try:
+                ray.init(address or "local", **options)
+                break
+            except Exception as error:  # Ray raises bare ones
+                reason = one_line(error)[:200]
+                if not more:
+                    fail(f"{takes}, and {address} is none ({reason})" if address else f"Ray cannot start: {reason}")
         signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
         ray.cloudpickle.register_pickle_by_value(sys.modules[script])
         cores = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
