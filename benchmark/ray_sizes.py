@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import tyro
 
-import variants.sac_ray as script
 from utils.cluster import Shard
+
+script: Any = import_module("variants.sac_ray")  # variants/ is no package
 
 
 @dataclass
