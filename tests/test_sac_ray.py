@@ -340,8 +340,12 @@ def test_what_a_part_refuses_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> No
             return number // 2
 
     parts: list[Any] = []
-    remote = lambda **_: lambda part: parts.append(part) or SimpleNamespace(remote=part)  # noqa: E731
-    monkeypatch.setattr(cluster.ray, "remote", remote)
+
+    def remote(part: Any) -> SimpleNamespace:
+        parts.append(part)
+        return SimpleNamespace(remote=part)
+
+    monkeypatch.setattr(cluster.ray, "remote", lambda **_: remote)
     context = SimpleNamespace(get_node_id=lambda: "0" * 56)
     monkeypatch.setattr(cluster.ray, "get_runtime_context", lambda: context)
     assert cluster.start(Part, 8).halve(6) == 3
