@@ -34,6 +34,8 @@ MAY_DIFFER = {
     | {"compute_td_target", "compute_actor_loss", "compute_qf_gradient", "compute_actor_gradient", "evaluate", "main"},
     "sac_rewards": {"Args", "check_args", "TwinQNetwork", "Agent", "compute_td_target", "compute_qf_loss"}
     | {"compute_actor_loss", "compute_qf_gradient", "update", "main"},
+    "sac_crossq": {"Args", "Actor", "TwinQNetwork", "Agent", "compute_td_target", "compute_qf_loss", "main"}
+    | {"compute_actor_loss", "compute_qf_gradient", "update"},
 }
 OWN_FLAGS = {"sac_recurrent": {"sequence_length": 8, "hidden_size": 8, "batch_size": 4}}  # of a short run
 
