@@ -524,3 +524,37 @@ def test_a_killed_run_goes_on_bit_for_bit() -> None:
     assert_same_weights(whole, folder)
     counts = [value.item() for name, value in load_weights(whole).items() if name.endswith("num_updates")]
     assert max(counts) > 20 > min(counts) > 0  # the critics' warm-up is over, the actor's is not
+
+
+COMPARED = """
+import copy, sys
+import torch
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests"]
+from gymnasium.vector import AutoresetMode
+from toy_envs import make_vector
+from variants import sac_crossq as script
+
+torch.manual_seed(0)
+args = script.Args(renorm_warmup=0)
+agent = script.Agent(make_vector(AutoresetMode.SAME_STEP, 1), args)
+obs, next_obs = torch.randn(2, 64, 2) * 3 + 5
+batch, noise = (obs, torch.randn(64, 1).tanh(), torch.randn(64), next_obs, torch.ones(64)), torch.randn(64, 1)
+for function in (script.compute_qf_gradient, script.compute_actor_gradient):
+    example = copy.deepcopy(agent), tuple(map(torch.zeros_like, batch)), torch.zeros_like(noise), args
+    compiled, other = script.compiled(function, *example), copy.deepcopy(agent)
+    results = compiled(agent, batch, noise, args), function(other, batch, noise, args)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(agent.state_dict(), other.state_dict(), rtol=1e-5, atol=1e-6)
+assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_compiled_gradients_are_those_of_the_plain_update() -> None:
+    """Also what they do to the running statistics, while they renormalise."""
+    env = {name: value for name, value in os.environ.items() if name != "TORCH_COMPILE_DISABLE"}
+    command = [sys.executable, "-c", COMPARED, str(ROOT)]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("compiled it in") == 2, result.stdout + result.stderr
