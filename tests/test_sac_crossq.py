@@ -213,17 +213,17 @@ def test_rewards_are_scaled_by_the_returns() -> None:
 
 def test_returns_of_a_run() -> None:
     """Discounted within an episode; they begin anew where one ends, however it ends, and after a checkpoint."""
-    weights = load_weights(train(env_id="Counting-v0", total_timesteps=24, checkpoint_freq=14, updates_per_step=0.0))
+    weights = load_weights(train(env_id="Counting-v0", total_timesteps=28, checkpoint_freq=24, updates_per_step=0.0))
     expected: list[float] = []
     state, episode = 0.0, -1
-    for step in range(12):
-        if step in (0, 5, 7, 12):
+    for step in range(14):
+        if step in (0, 5, 10, 12):  # the start, a termination, a time limit, the checkpoint
             state, episode, count = 0.0, episode + 1, 0
         count += 1
         state = 10.0 * episode + count + 0.99 * state
         expected += [state, state]
     assert weights["reward_scale.largest"].item() == pytest.approx(max(expected))
-    assert weights["reward_scale.rms.count"].item() == 24
+    assert weights["reward_scale.rms.count"].item() == 28
     assert weights["reward_scale.rms.mean"].item() == pytest.approx(np.mean(expected))
     assert weights["reward_scale.rms.var"].item() == pytest.approx(np.var(expected))
 
