@@ -35,6 +35,8 @@ MAY_DIFFER = {
     "sac_rewards": {"Args", "check_args", "TwinQNetwork", "Agent", "compute_td_target", "compute_qf_loss"}
     | {"compute_actor_loss", "compute_qf_gradient", "update", "main"},
     "sac_ray": {"Args", "check_args", "RunningMeanStd", "main"},
+    "sac_crossq": {"Args", "Actor", "TwinQNetwork", "Agent", "compute_td_target", "compute_qf_loss", "main"}
+    | {"compute_actor_loss", "compute_qf_gradient", "update"},
 }
 OWN_SECTIONS = {"sac_ray": {"Parameter server", "Rollout worker", "Tester", "Learner"}}  # its parts
 OWN_FLAGS = {  # of a short run
