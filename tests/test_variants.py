@@ -44,7 +44,7 @@ OWN_SECTIONS = {"sac_ray": {"Parameter server", "Rollout worker", "Tester", "Lea
 OWN_FLAGS: dict[str, dict[str, Any]] = {  # of a short run; None: the variant has no such flag
     "sac_recurrent": {"sequence_length": 8, "hidden_size": 8, "batch_size": 4},
     "sac_ray": {"num_workers": 1, "rollout_steps": 5, "num_buffer_shards": 2},
-    "sac_pixels": {"frame_size": 20, "batch_size": 4, "norm_obs": None},
+    "sac_pixels": {"frame_size": 20, "batch_size": 4, "action_repeat": 20, "norm_obs": None},
 }
 # No run of these equals another: the weights that a rollout is made with depend on how fast each process is.
 ASYNCHRONOUS = {"sac_ray"}  # tests/test_sac_ray.py kills and resumes it

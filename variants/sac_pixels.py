@@ -241,8 +241,9 @@ SMALLEST = {"simple": 20, "nature": 36, "resnet": 15}  # pictures that leave a p
 class Encoder(nn.Module):
     """Convolutions over the pictures of an observation, as channels, with the sizes of ML-Agents.
 
-    "nature" is that of Mnih et al. 2015, and "resnet" that of IMPALA. The output layer is that of SAC-AE: layer
-    normalisation and tanh keep the features in [-1, 1].
+    "nature" is that of Mnih et al. 2015, and "resnet" that of IMPALA. Each observation is shifted and scaled to mean 0
+    and standard deviation 1: otherwise a bright background dominates the first convolution. The output layer is that
+    of SAC-AE: layer normalisation and tanh keep the features in [-1, 1].
     """
 
     def __init__(self, kind: str, channels: int, frame_size: int, feature_dim: int) -> None:
@@ -266,7 +267,8 @@ class Encoder(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """Bytes (n, obs_dim) or (n, channels, frame_size, frame_size) to features (n, feature_dim)."""
         pictures = obs.reshape(-1, *self.shape).float(memory_format=torch.channels_last)  # twice as fast on a CPU
-        return self.head(self.convs(pictures / 255.0 - 0.5))
+        std, mean = torch.std_mean(pictures, (1, 2, 3), correction=0, keepdim=True)
+        return self.head(self.convs((pictures - mean) / (std + 1.0)))
 
 
 class Actor(nn.Module):
