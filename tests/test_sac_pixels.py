@@ -52,7 +52,7 @@ class Slides(gym.Env):
         """The picture of now."""
         return np.full(self.size, 10 * self.episode + self.step_count, np.uint8)
 
-    def render(self) -> np.ndarray:  # type: ignore[override]
+    def render(self) -> np.ndarray:
         """The same."""
         return self.picture()
 
@@ -69,9 +69,9 @@ class Blind(gym.Env):
     observation_space, action_space = Box(-1.0, 1.0, (2,), np.float32), Box(-1.0, 1.0, (1,), np.float32)
 
 
-gym.register("Slides-v0", entry_point=Slides)
-gym.register("Planes-v0", entry_point=Planes)
-gym.register("Blind-v0", entry_point=Blind)
+gym.register("Slides-v0", entry_point="test_sac_pixels:Slides")
+gym.register("Planes-v0", entry_point="test_sac_pixels:Planes")
+gym.register("Blind-v0", entry_point="test_sac_pixels:Blind")
 TINY: dict[str, Any] = {"env_id": "Slides-v0", "eval_freq": 0, "eval_episodes": 2, "cuda": False, "compile": False}
 TINY |= {"total_timesteps": 80, "learning_starts": 40, "batch_size": 8, "buffer_size": 64, "num_envs": 2}
 TINY |= {"log_freq": 20, "updates_per_step": 0.5, "checkpoint_freq": 30, "frame_size": 20, "max_shift": 1}
