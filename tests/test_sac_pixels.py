@@ -439,6 +439,35 @@ def test_the_encoder_gets_no_gradient_from_the_actor() -> None:
 # --- runs ---
 
 
+class Spy(script.ReplayBuffer):
+    """Keeps the newest buffer."""
+
+    newest_buffer: Any
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        Spy.newest_buffer = self
+
+
+def test_stored_transitions_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both environments' terminations, time limits, and a reset inside of episodes; what a picture shows tells all."""
+    monkeypatch.setattr(script, "ReplayBuffer", Spy)
+    train(total_timesteps=48, checkpoint_freq=28, buffer_size=100, frame_stack=3)
+    batch = Spy.newest_buffer.sample(3000)
+    obs, next_obs = (x.view(3000, 3, -1)[:, :, 0].tolist() for x in (batch[0], batch[3]))
+    steps = set()
+    for stack, next_stack, reward, termination in zip(obs, next_obs, batch[2].tolist(), batch[4].tolist(), strict=True):
+        episode, step = divmod(stack[-1], 10)
+        assert stack == [10 * episode + max(0, step - i) for i in (2, 1, 0)]
+        assert next_stack == [*stack[1:], stack[-1] + 1]
+        assert reward == step + 1
+        assert termination == (step + 1 == LENGTH and episode % 2 == 0)
+        steps.add((episode, step))
+    rewards = Spy.newest_buffer.steps[: Spy.newest_buffer.total, 1]
+    assert (rewards > 0).sum() == 48  # the other rows are of first pictures
+    assert len(steps) == 24  # both environments show the same
+
+
 @pytest.mark.parametrize(
     ("flags", "takes"),
     [
