@@ -72,7 +72,7 @@ class Blind(gym.Env):
 gym.register("Slides-v0", entry_point="test_sac_pixels:Slides")
 gym.register("Planes-v0", entry_point="test_sac_pixels:Planes")
 gym.register("Blind-v0", entry_point="test_sac_pixels:Blind")
-TINY: dict[str, Any] = {"env_id": "Slides-v0", "eval_freq": 0, "eval_episodes": 2, "cuda": False, "compile": False}
+TINY: dict[str, Any] = {"env_id": "Slides-v0", "eval_freq": 0, "eval_episodes": 2, "cuda": False}
 TINY |= {"total_timesteps": 80, "learning_starts": 40, "batch_size": 8, "buffer_size": 64, "num_envs": 2}
 TINY |= {"log_freq": 20, "updates_per_step": 0.5, "checkpoint_freq": 30, "frame_size": 20, "max_shift": 1}
 
@@ -266,27 +266,27 @@ def test_pictures_are_bytes_and_stored_once() -> None:
 
 def test_shifts_are_pads_and_crops() -> None:
     """By hand, picture by picture; at its middle place nothing changes."""
-    rng, args = np.random.default_rng(0), make_args(frame_size=20, max_shift=3)
-    pictures = rng.integers(256, size=(50, 6, 20, 20), dtype=np.uint8)
-    obs, places = torch.as_tensor(pictures).flatten(1), torch.as_tensor(rng.integers(7, size=(50, 2)))
+    rng = np.random.default_rng(0)
+    pictures = rng.normal(size=(50, 6, 20, 20)).astype(np.float32)
+    obs, places = torch.as_tensor(pictures), torch.as_tensor(rng.integers(7, size=(50, 2)))
     places[:4] = torch.tensor([[0, 0], [6, 6], [0, 6], [3, 3]])
-    shifted = script.shift(obs, places, args).view(50, 6, 20, 20)
+    shifted = script.shift(obs, places, 3)
     for i, (row, column) in enumerate(places.tolist()):
         for j in range(6):
             padded = np.pad(pictures[i, j], 3, mode="edge")
             np.testing.assert_array_equal(shifted[i, j], padded[row : row + 20, column : column + 20])
-    assert torch.equal(shifted[3].flatten(), obs[3])
+    assert torch.equal(shifted[3], obs[3])
 
 
 def test_an_update_shifts_both_observations_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each observation at places of its own, all of them used; without shifts the batch is untouched."""
+    """Each observation at places of its own, all of them used; without shifts the encoder sees it as it is."""
     agent, args = make_agent(max_shift=2)
     calls: list[tuple[Tensor, Tensor]] = []
     shift = script.shift
 
-    def spy(obs: Tensor, places: Tensor, args: Any) -> Tensor:
-        calls.append((obs, places))
-        return shift(obs, places, args)
+    def spy(pictures: Tensor, places: Tensor, border: int) -> Tensor:
+        calls.append((pictures, places))
+        return shift(pictures, places, border)
 
     monkeypatch.setattr(script, "shift", spy)
     seen: list[Tensor] = []  # by the encoder: the next observations, then the observations
@@ -294,15 +294,15 @@ def test_an_update_shifts_both_observations_at_random(monkeypatch: pytest.Monkey
     batch = make_batch(agent, 400)
     script.update(agent, make_optimizers(agent, 1e-3), batch, args, 0)
     assert (len(calls), len(seen)) == (2, 2)
-    for (obs, places), original, used in zip(calls, (batch[0], batch[3]), reversed(seen), strict=True):
-        assert torch.equal(obs, original)
+    for (pictures, places), original, used in zip(calls, (batch[0], batch[3]), reversed(seen), strict=True):
+        assert torch.equal(pictures, agent.normalize(original))
         assert set(map(tuple, places.tolist())) == set(itertools.product(range(5), repeat=2))
-        assert torch.equal(used, shift(obs, places, args))
+        assert torch.equal(used, shift(pictures, places, 2))
     assert not torch.equal(calls[0][1], calls[1][1])
     script.update(agent, make_optimizers(agent, 1e-3), batch, make_args(max_shift=0), 0)
     assert len(calls) == 2
-    assert torch.equal(seen[2], batch[3])
-    assert torch.equal(seen[3], batch[0])
+    assert torch.equal(seen[2], agent.normalize(batch[3]))
+    assert torch.equal(seen[3], agent.normalize(batch[0]))
 
 
 # --- encoders and gradients ---
@@ -326,8 +326,7 @@ def test_encoders(kind: str, smallest: int) -> None:
     encoder = script.Encoder(kind, 9, 48, 50)
     convs, fan_in = sizes[kind]
     assert sum(x.numel() for x in encoder.parameters()) == convs + fan_in * 50 + 50 + 2 * 50
-    obs = torch.randint(256, (4, 9 * 48 * 48), dtype=torch.uint8)
-    features = encoder(obs)
+    features = encoder(torch.randn(4, 9, 48, 48))
     assert features.shape == (4, 50)
     assert features.abs().max() < 1.0
     assert features.std(0).min() > 0.0
@@ -348,7 +347,7 @@ def test_residual_block() -> None:
 
 
 def test_pictures_in_the_encoder_are_standardised_channels() -> None:
-    """The first convolution takes each observation with its own mean 0 and standard deviation 1; 1 in 255 is added."""
+    """The first convolution takes each observation with its own mean 0 and standard deviation 1."""
     agent, _ = make_agent(frame_stack=2)
     seen: list[Tensor] = []
     agent.encoder.convs[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -357,8 +356,8 @@ def test_pictures_in_the_encoder_are_standardised_channels() -> None:
     pictures[1] //= 50
     agent.act(pictures.reshape(5, -1))
     for i, picture in enumerate(pictures):
-        expected = (picture.reshape(6, 20, 20) - picture.mean()) / (picture.std() + 1.0)
-        np.testing.assert_allclose(seen[0][i], expected, atol=1e-5)
+        expected = (picture.reshape(6, 20, 20) - picture.mean()) / max(picture.std(), 1e-3)
+        np.testing.assert_allclose(seen[0][i], expected, atol=1e-4)
 
 
 class Reference:
@@ -374,6 +373,10 @@ class Reference:
     def update(self, batch: tuple[Tensor, ...]) -> None:
         """Critics and encoder; then the policy from the features that the critics' loss had; then the coefficient."""
         agent, (obs, actions, rewards, next_obs, terminations) = self.agent, batch
+        obs, next_obs = (
+            ((x - x.mean(1, keepdim=True)) / x.std(1, correction=0, keepdim=True)) for x in (obs, next_obs)
+        )
+        obs, next_obs = (x.reshape(-1, *agent.encoder.shape) for x in (obs, next_obs))
         alpha = agent.log_alpha.exp().item()
         policy = squashed(*agent.actor(agent.encoder(next_obs)))
         next_actions = policy.rsample()
@@ -413,8 +416,8 @@ def test_update_against_a_second_implementation(monkeypatch: pytest.MonkeyPatch)
         script.update(agent, optimizers, batch, args, num_updates)
         torch.manual_seed(100 + num_updates)
         torch.randint(1, (2, 16, 2))  # the places of shifts, which are all zero
-        reference.update(batch)
-    torch.testing.assert_close(agent.state_dict(), reference.agent.state_dict(), rtol=1e-6, atol=1e-9)
+        reference.update(tuple(x.double() for x in batch))
+    torch.testing.assert_close(agent.state_dict(), reference.agent.state_dict(), rtol=1e-4, atol=1e-7)  # of the epsilon
 
 
 def test_the_encoder_gets_no_gradient_from_the_actor() -> None:

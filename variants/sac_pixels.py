@@ -9,7 +9,7 @@ from `sac_continuous.py`:
 - The buffer keeps each picture once, as bytes, and puts the stacks together when it samples.
 - Each stack of a minibatch is shifted by a few random pixels (`shift`).
 - The features of a minibatch are computed once for the critics and the policy, so the policy's loss has those of before
-  the critics' step.
+  the critics' step. The update is not compiled: that made it slower.
 
     python variants/sac_pixels.py --env-id Pendulum-v1 --grey --total-timesteps 5000
 
@@ -23,7 +23,7 @@ import math
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ stands there
-from utils.run import Run, compiled, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
+from utils.run import Run, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
 
 # === Arguments ========================================================================================================
 
@@ -52,7 +52,6 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seed of the networks, the exploration, the minibatches and the environments
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = True  # compile the update: starts some seconds later, and trains faster
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
@@ -241,9 +240,8 @@ SMALLEST = {"simple": 20, "nature": 36, "resnet": 15}  # pictures that leave a p
 class Encoder(nn.Module):
     """Convolutions over the pictures of an observation, as channels, with the sizes of ML-Agents.
 
-    "nature" is that of Mnih et al. 2015, and "resnet" that of IMPALA. Each observation is shifted and scaled to mean 0
-    and standard deviation 1: otherwise a bright background dominates the first convolution. The output layer is that
-    of SAC-AE: layer normalisation and tanh keep the features in [-1, 1].
+    "nature" is that of Mnih et al. 2015, and "resnet" that of IMPALA. The output layer is that of SAC-AE: layer
+    normalisation and tanh keep the features in [-1, 1].
     """
 
     def __init__(self, kind: str, channels: int, frame_size: int, feature_dim: int) -> None:
@@ -264,11 +262,9 @@ class Encoder(nn.Module):
         fan_in = self.convs(torch.zeros(1, *self.shape)).shape[1]
         self.head = nn.Sequential(nn.Linear(fan_in, feature_dim), nn.LayerNorm(feature_dim), nn.Tanh())
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """Bytes (n, obs_dim) or (n, channels, frame_size, frame_size) to features (n, feature_dim)."""
-        pictures = obs.reshape(-1, *self.shape).contiguous(memory_format=torch.channels_last).float()  # faster on a CPU
-        std, mean = torch.std_mean(pictures, (1, 2, 3), correction=0, keepdim=True)
-        return self.head(self.convs((pictures - mean) / (std + 1.0)))
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Pictures (n, channels, frame_size, frame_size) to features (n, feature_dim)."""
+        return self.head(self.convs(pictures.contiguous(memory_format=torch.channels_last)))  # faster on a CPU
 
 
 class Actor(nn.Module):
@@ -335,10 +331,17 @@ class Agent(nn.Module):
         critics = [*self.qf.parameters(), *self.encoder.parameters()]
         return {"policy": [*self.actor.parameters()], "q": critics, "alpha": [self.log_alpha]}
 
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Bytes (n, obs_dim) to what the encoder takes (n, channels, frame_size, frame_size).
+
+        Each observation has mean 0 and standard deviation 1. Otherwise a bright background dominates the convolutions.
+        """
+        return F.layer_norm(obs.float(), obs.shape[1:]).view(-1, *self.encoder.shape)
+
     @torch.no_grad()
     def act(self, obs: np.ndarray, noise: Tensor | float = 0.0) -> np.ndarray:
         """Bytes (num_envs, obs_dim) to actions (num_envs, action_dim); deterministic without noise."""
-        mean, log_std = self.actor(self.encoder(torch.as_tensor(obs, device=self.log_alpha.device)))
+        mean, log_std = self.actor(self.encoder(self.normalize(torch.as_tensor(obs, device=self.log_alpha.device))))
         return (mean + log_std.exp() * noise).tanh().cpu().numpy()
 
 
@@ -415,18 +418,15 @@ Metrics = dict[str, Tensor]
 Batch = tuple[Tensor, ...]  # the columns of a minibatch
 
 
-def shift(obs: Tensor, places: Tensor, args: Args) -> Tensor:
-    """Pads the pictures of obs (batch_size, obs_dim) at their borders, and cuts them out again at other places (DrQ).
+def shift(pictures: Tensor, places: Tensor, border: int) -> Tensor:
+    """Pads pictures (n, channels, size, size) at their borders, and cuts them out again at other places (DrQ).
 
-    `places` (batch_size, 2) are row and column in the padded pictures, from 0 to 2 x `--max-shift`. All pictures of an
-    observation have the same place. The padding repeats the pixels of the border: so does the clamped index.
-    Returns (batch_size, channels, frame_size, frame_size).
+    The padding repeats the outermost pixels `border` times. `places` (n, 2) are row and column in the padded pictures,
+    from 0 to 2 x border. All pictures of an observation have the same place.
     """
-    pixels = torch.arange(-args.max_shift, args.frame_size - args.max_shift, device=obs.device)
-    rows, columns = (places.T[:, :, None] + pixels).clamp(0, args.frame_size - 1)  # (batch_size, frame_size) each
-    pictures = obs.view(len(obs), -1, args.frame_size, args.frame_size)
-    indices = torch.arange(len(obs), device=obs.device)[:, None, None]
-    return pictures[indices, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    size, n = pictures.shape[-1], torch.arange(len(pictures), device=pictures.device)
+    windows = F.pad(pictures, (border,) * 4, mode="replicate").unfold(2, size, 1).unfold(3, size, 1)  # a view
+    return windows[n, :, places[:, 0], places[:, 1]]
 
 
 def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -528,8 +528,9 @@ def compute_qf_gradient(
     `places` (2, batch_size, 2) are those of both observations (`shift`).
     """
     obs, actions, rewards, next_obs, terminations = batch
+    obs, next_obs = agent.normalize(obs), agent.normalize(next_obs)
     if args.max_shift:
-        obs, next_obs = shift(obs, places[0], args), shift(next_obs, places[1], args)
+        obs, next_obs = shift(obs, places[0], args.max_shift), shift(next_obs, places[1], args.max_shift)
     td_target = compute_td_target(agent, rewards, next_obs, terminations, noise, args)
     features = agent.encoder(obs)
     loss, metrics = compute_qf_loss(agent, features, actions, td_target)
@@ -560,22 +561,17 @@ def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
         target_buffer.copy_(buffer)
 
 
-Gradients = tuple[Callable[..., tuple[Tensor, Tensor, Metrics]], Callable[..., tuple[Tensor, Tensor | None, Metrics]]]
-PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by their compiled forms with --compile
-
-
-def update(
-    agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
-) -> Metrics:
+def update(agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int) -> Metrics:
     """One round of Algorithm 1: critics, actor, entropy coefficient, targets; `step` counts earlier ones."""
-    (qf_gradient, actor_gradient), actions = gradients, batch[1]
+    actions = batch[1]
     places = torch.randint(2 * args.max_shift + 1, (2, len(actions), 2), device=actions.device)
-    gradient, features, metrics = qf_gradient(agent, batch, places, torch.randn_like(actions), args)
+    gradient, features, metrics = compute_qf_gradient(agent, batch, places, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)
 
     if step % args.policy_frequency == 0:
         for _ in range(args.policy_frequency):
-            gradient, alpha_gradient, actor_metrics = actor_gradient(agent, features, torch.randn_like(actions), args)
+            noise = torch.randn_like(actions)
+            gradient, alpha_gradient, actor_metrics = compute_actor_gradient(agent, features, noise, args)
             optimizers["policy"].step(gradient)
             if alpha_gradient is not None:
                 optimizers["alpha"].step(alpha_gradient)
@@ -649,15 +645,6 @@ def main(args: Args) -> None:
     parts: dict[str, Any] = {"model": {"agent": agent}, "buffers": {"replay": buffer}}
     parts["rest"] = {"optimizer": optimizers, "counters": counters}
     with Run(args, envs, total_steps, stride=args.num_envs, **parts) as run:
-        gradients = PLAIN
-        if args.compile:
-            batch = buffer.gather(torch.zeros(args.batch_size, dtype=torch.int64, device=device))
-            example = torch.zeros_like(batch[1]), args
-            places, features = torch.zeros((2, args.batch_size, 2)).long(), agent.encoder(batch[0]).detach()
-            gradients = (
-                compiled(compute_qf_gradient, agent, batch, places.to(device), *example),
-                compiled(compute_actor_gradient, agent, features, *example),
-            )
         # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
         # checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
@@ -685,7 +672,7 @@ def main(args: Args) -> None:
             # update
             while counters["num_updates"] < int(args.updates_per_step * (global_step - args.learning_starts)):
                 batch = buffer.sample(args.batch_size)
-                update_metrics |= update(agent, optimizers, batch, args, counters["num_updates"], gradients)
+                update_metrics |= update(agent, optimizers, batch, args, counters["num_updates"])
                 counters["num_updates"] += 1
 
             # log and evaluate
