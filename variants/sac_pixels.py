@@ -150,8 +150,8 @@ class Pixels(gym.Wrapper):
             bounds = np.arange(size) * length // size
             counts = np.diff(bounds, append=length).clip(1)  # where it is enlarged, pixels are repeated
             picture = np.add.reduceat(picture, bounds, axis) / np.expand_dims(counts, (1 - axis, 2))
-        if self.args.grey and picture.shape[2] == 3:
-            picture = picture @ np.array([[0.299], [0.587], [0.114]])  # luminance (ITU-R BT.601)
+        if self.args.grey and picture.shape[2] >= 3:
+            picture = picture[..., :3] @ np.array([[0.299], [0.587], [0.114]])  # luminance (ITU-R BT.601)
         return picture.transpose(2, 0, 1).round().astype(np.uint8).ravel()
 
     def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
@@ -183,6 +183,8 @@ def make_env(args: Args, index: int, **render: str) -> gym.Env:
     env = gym.make(args.env_id, **kwargs)
     if not is_picture(env.observation_space):
         env.close()
+        if "rgb_array" not in env.metadata.get("render_modes", []):
+            raise ValueError("its observations are no pictures, and it has no render mode rgb_array")
         env = gym.make(args.env_id, **kwargs | {"render_mode": "rgb_array"})
     return Pixels(env, args)
 
