@@ -137,8 +137,12 @@ def test_pictures_are_scaled_by_means_of_boxes(height: int, width: int, monkeypa
     assert (obs.reshape(3, 20, 20) == shrink_slowly(picture, 20)).mean() > 0.95
     env = script.make_env(make_args(frame_stack=1, grey=True), 0)
     red, green, blue = np.moveaxis(picture.astype(float), 2, 0)
-    grey = (0.299 * red + 0.587 * green + 0.114 * blue)[..., None]
-    np.testing.assert_allclose(env.reset()[0].reshape(1, 20, 20), shrink_slowly(grey, 20), atol=1)
+    grey = shrink_slowly((0.299 * red + 0.587 * green + 0.114 * blue)[..., None], 20)
+    np.testing.assert_allclose(env.reset()[0].reshape(1, 20, 20), grey, atol=1)
+    monkeypatch.setattr(Slides, "size", (height, width, 4))
+    monkeypatch.setattr(Slides, "picture", lambda self: np.concatenate([picture, picture[..., :1]], axis=2))
+    env = script.make_env(make_args(frame_stack=1, grey=True), 0)  # the fourth channel, of transparency, does not count
+    np.testing.assert_allclose(env.reset()[0].reshape(1, 20, 20), grey, atol=1)
 
 
 @pytest.mark.parametrize("kwargs", ['{"sees": true}', '{"sees": false}'])
