@@ -1,4 +1,4 @@
-"""What SAC from pictures costs on Pendulum-v1: process time of the parts of a step, and bytes of a transition.
+"""What SAC from pictures costs: process time of the parts of a step, bytes of a transition, drawing of a picture.
 
 OMP_NUM_THREADS=1 python -m benchmark.results.sac_pixels.cost
 """
@@ -29,6 +29,7 @@ def measure(name: str, script: Any, **flags: Any) -> None:
     sizes = [1000, 1, args.frame_stack, obs.size, 1] if script is pixels else [1000, obs.size, 1]
     buffer = script.ReplayBuffer(*sizes, device)
     begins, times = np.ones(1, dtype=bool), dict[str, list[float]](step=[], act=[], update=[])
+    began = time.process_time()
 
     def lap(part: str) -> None:
         """Adds the time since the last call."""
@@ -36,7 +37,6 @@ def measure(name: str, script: Any, **flags: Any) -> None:
         times[part].append(1e3 * (time.process_time() - began))
         began = time.process_time()
 
-    began = time.process_time()
     for step in range(NUM_STEPS):
         actions = agent.act(obs, torch.randn(1, 1))
         lap("act")
@@ -54,6 +54,20 @@ def measure(name: str, script: Any, **flags: Any) -> None:
     print(f"{name}: {parts} ms; {stored:,.0f} bytes a transition", flush=True)
 
 
+def measure_drawing(**flags: Any) -> None:
+    """Prints the least and the median process time in ms that drawing a picture takes, and drawing and scaling it."""
+    env = pixels.make_env(pixels.Args(grey=True, **flags), 0)
+    env.reset(seed=0)
+    for name, function in {"drawn": env.env.render, "drawn and scaled": lambda: env.see(None)}.items():
+        times = []
+        for _ in range(20):
+            began = time.process_time()
+            function()
+            times.append(1e3 * (time.process_time() - began))
+        print(f"{flags}: {name} in {min(times):.1f} / {median(times):.1f} ms", flush=True)
+    env.close()
+
+
 if __name__ == "__main__":
     for _ in range(2):  # the load of a machine changes: what is compared is measured in turn
         measure("states, sac_continuous.py --no-compile", states)
@@ -64,3 +78,6 @@ if __name__ == "__main__":
         measure("grey, --encoder nature", pixels, grey=True, encoder="nature")
         measure("grey, --encoder resnet", pixels, grey=True, encoder="resnet")
         measure("grey, --frame-size 84", pixels, grey=True, frame_size=84)
+        measure_drawing(env_id="Pendulum-v1")
+        measure_drawing(env_id="HalfCheetah-v5")
+        measure_drawing(env_id="HalfCheetah-v5", env_kwargs='{"width": 64, "height": 64}')
