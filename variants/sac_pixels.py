@@ -11,7 +11,7 @@ from `sac_continuous.py`:
 - The features of a minibatch are computed once for the critics and the policy, so the policy's loss has those of before
   the critics' step. The update is not compiled: that made it slower.
 
-    python variants/sac_pixels.py --env-id Pendulum-v1 --grey --total-timesteps 5000
+    python variants/sac_pixels.py --env-id Pendulum-v1 --grey --total-timesteps 9000
 
 `docs/sac.md` explains the rest of the file.
 """
