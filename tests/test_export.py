@@ -27,7 +27,8 @@ from utils.run import read_file, to_bytes
 from utils.team_env import legal_actions
 
 ROOT = Path(__file__).parent.parent
-VARIANTS = sorted(f"variants.{path.stem}" for path in ROOT.glob("variants/*.py") if path.stem != "sac_recurrent")
+REFUSED = {"sac_recurrent": "has no memory", "sac_pixels": "sees no pictures"}
+VARIANTS = sorted(f"variants.{path.stem}" for path in ROOT.glob("variants/*.py") if path.stem not in REFUSED)
 CONTINUOUS_PUSH = {"env_id": "mpe2.simple_push_v3", "env_kwargs": '{"continuous_actions": true}'}
 
 
@@ -264,10 +265,11 @@ def test_bad_folders_are_refused(train: Train, capsys: pytest.CaptureFixture[str
     assert "FOLDER takes a run folder that can be written" in refusal(capsys, folder)
 
 
-def test_a_policy_with_memory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its memory would have to be an input and an output."""
-    (tmp_path / "args.json").write_text('{"script": "sac_recurrent.py"}')
-    expected = f"error: FOLDER takes a run whose policy has no memory, and {tmp_path} is one of sac_recurrent.py\n"
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_is_not_exported(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A memory would have to be an input and an output, and pictures would have to be stacked."""
+    (tmp_path / "args.json").write_text(f'{{"script": "{name}.py"}}')
+    expected = f"error: FOLDER takes a run whose policy {REFUSED[name]}, and {tmp_path} is one of {name}.py\n"
     assert refusal(capsys, tmp_path) == expected
 
 

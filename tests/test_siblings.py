@@ -43,6 +43,8 @@ MAY_DIFFER = {
     | {"compute_qf_loss", "compute_actor_loss", "compute_qf_gradient", "update", "main"},
     ("sac_continuous", "variants/sac_crossq"): {"Args", "Actor", "TwinQNetwork", "Agent", "compute_td_target", "main"}
     | {"compute_qf_loss", "compute_actor_loss", "compute_qf_gradient", "update"},
+    ("sac_continuous", "variants/sac_pixels"): {"Args", "check_args", "make_env", "Agent", "ReplayBuffer", "update"}
+    | {"compute_td_target", "compute_qf_gradient", "compute_actor_gradient", "evaluate", "main"},
 }
 MAX_CHANGED_LINES = {  # of `diff A B | grep -c '^[<>]'`
     ("ppo_continuous", "sac_continuous"): 637,
@@ -52,6 +54,7 @@ MAX_CHANGED_LINES = {  # of `diff A B | grep -c '^[<>]'`
     ("sac_continuous", "variants/sac_recurrent"): 480,  # 100 of them are the stand-in
     ("sac_continuous", "variants/sac_rewards"): 370,  # 100 of them are the stand-in
     ("sac_continuous", "variants/sac_crossq"): 380,  # 100 of them are the stand-in
+    ("sac_continuous", "variants/sac_pixels"): 490,  # 100 of them are the stand-in
 }
 
 

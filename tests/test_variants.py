@@ -37,11 +37,14 @@ MAY_DIFFER = {
     "sac_ray": {"Args", "check_args", "RunningMeanStd", "main"},
     "sac_crossq": {"Args", "Actor", "TwinQNetwork", "Agent", "compute_td_target", "compute_qf_loss", "main"}
     | {"compute_actor_loss", "compute_qf_gradient", "update"},
+    "sac_pixels": {"Args", "check_args", "make_env", "Agent", "ReplayBuffer", "compute_td_target", "update"}
+    | {"compute_qf_gradient", "compute_actor_gradient", "evaluate", "main"},
 }
 OWN_SECTIONS = {"sac_ray": {"Parameter server", "Rollout worker", "Tester", "Learner"}}  # its parts
-OWN_FLAGS = {  # of a short run
+OWN_FLAGS: dict[str, dict[str, Any]] = {  # of a short run; None: the variant has no such flag
     "sac_recurrent": {"sequence_length": 8, "hidden_size": 8, "batch_size": 4},
     "sac_ray": {"num_workers": 1, "rollout_steps": 5, "num_buffer_shards": 2},
+    "sac_pixels": {"frame_size": 20, "batch_size": 4, "action_repeat": 20, "norm_obs": None},
 }
 # No run of these equals another: the weights that a rollout is made with depend on how fast each process is.
 ASYNCHRONOUS = {"sac_ray"}  # tests/test_sac_ray.py kills and resumes it
@@ -79,6 +82,8 @@ def words(name: str, **flags: Any) -> list[str]:
     """The command line of a short run, with everything that has a state."""
     line = ["--no-cuda"] + ["--no-compile"] * hasattr(load_script(name).Args, "compile")
     for flag, value in (LIVELY[parent_of(name)] | OWN_FLAGS.get(name, {}) | flags).items():
+        if value is None:
+            continue
         flag = flag.replace("_", "-")
         line += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
     return line

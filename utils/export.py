@@ -94,8 +94,9 @@ class Policy(nn.Module):
 
 def load_single(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy]]:
     """The arguments and the policy of a run of a single agent; exits with one sentence as --evaluate does."""
-    if hasattr(script, "Memory"):
-        fail(f"FOLDER takes a run whose policy has no memory, and {folder} is one of {Path(str(script.__file__)).name}")
+    for name, kind in (("Memory", "has no memory"), ("Pixels", "sees no pictures")):
+        if hasattr(script, name):
+            fail(f"FOLDER takes a run whose policy {kind}, and {folder} is one of {Path(str(script.__file__)).name}")
     args = script.Args(**read_args(script.Args, folder, "evaluate", script.LIMITS))
     envs = script.make_envs(args if args.vectorization == "native" else replace(args, vectorization="sync"), 1)
     agent = script.Agent(envs, args)

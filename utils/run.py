@@ -238,7 +238,8 @@ def prepare(args: Any, limits: Limits) -> None:
             fail(f"{flag_of(flag)} needs the package {package}: pip install {package}")
     if args.capture_video and getattr(args, "vectorization", "") == "native":
         fail("--capture-video takes --vectorization sync or async: a native vector environment cannot be recorded")
-    if args.capture_video and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+    draws = args.capture_video or hasattr(args, "frame_size")  # records videos, or learns from pictures
+    if draws and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen: MuJoCo, then pygame
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if hasattr(args, "vectorization"):
