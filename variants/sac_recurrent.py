@@ -251,17 +251,27 @@ class Memory(nn.Module):
         led to. `starts` (steps, n) is true where an episode begins. `state` (n, state_dim) is that before the first
         step, zero by default. Both results are ((steps - burn_in) * n, feature_dim). No gradient goes into the burn-in.
         """
-        steps, n, _ = inputs.shape
-        state = inputs.new_zeros(n, self.state_dim) if state is None else state
-        cuts = {0, burn_in, steps, *starts.any(1).nonzero().flatten().tolist()}
-        features, next_features = list[Tensor](), list[Tensor]()
-        for begin, end in itertools.pairwise(sorted(cuts)):  # no episode begins between the two
-            with torch.set_grad_enabled(torch.is_grad_enabled() and end > burn_in):
-                chunk, state = self.advance(inputs[begin:end], state * ~starts[begin, :, None])
-                last, _ = self.advance(next_inputs[end - 1 : end], state)
-            features += [chunk]
-            next_features += [chunk[1:], last]  # inside an episode the next input is the next step's
-        return torch.cat(features)[burn_in:].flatten(0, 1), torch.cat(next_features)[burn_in:].flatten(0, 1)
+        state = inputs.new_zeros(inputs.shape[1], self.state_dim) if state is None else state
+        with torch.no_grad():
+            cuts = {0, burn_in, *starts[:burn_in].any(1).nonzero().flatten().tolist()}
+            for begin, end in itertools.pairwise(sorted(cuts)):  # no episode begins between the two
+                _, state = self.advance(inputs[begin:end], state * ~starts[begin, :, None])
+        inputs, next_inputs, starts = inputs[burn_in:], next_inputs[burn_in:], starts[burn_in:]
+
+        # Each stretch of an episode becomes a row of its own, and the observation after its last step follows it. So
+        # the memory goes over all stretches in one call. What it makes of a row's empty places at the end is not read.
+        times = torch.arange(len(starts), device=starts.device)[:, None]
+        begins = starts | (times == 0)
+        places = times - (times * begins).cummax(0).values  # (steps, n), of a step in its stretch
+        rows = begins.T.flatten().cumsum(0).unflatten(0, (-1, len(starts))).T - 1  # (steps, n)
+        shape = int(places.max()) + 2, int(rows[-1, -1]) + 1
+        stretches = inputs.new_zeros(*shape, inputs.shape[2])
+        stretches[places + 1, rows] = next_inputs  # inside an episode the next line writes over it
+        stretches[places, rows] = inputs
+        states = inputs.new_zeros(shape[1], self.state_dim)
+        states[rows[0]] = state * ~starts[0, :, None]
+        features, _ = self.advance(stretches, states)
+        return features[places, rows].flatten(0, 1), features[places + 1, rows].flatten(0, 1)
 
 
 class Actor(nn.Module):
