@@ -80,9 +80,7 @@ class Args:
     evaluate: Path | None = None  # do not train: play this run's snapshots against each other, or --against another
     against: str | None = None  # the opponent for --evaluate: another run folder, or the name of a scripted player
     exploitability: int = 0  # with --evaluate: game steps of training a policy that beats this run's, and its score
-    policy: Literal["last", "uniform", "nash"] = (
-        "last"  # what saved runs play: their last snapshot, or a mixture of all
-    )
+    policy: Literal["last", "uniform", "nash"] = "last"  # what saved runs play: the last snapshot, or a mixture of all
     checkpoint_freq: int = 200_000  # game steps between checkpoints (with resets); 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
 
@@ -99,6 +97,8 @@ class Args:
     opponents: list[str] | None = None  # run folders whose frozen policies are the opponents; default: past selves
     play_against_latest_model_ratio: float = 0.5  # probability that an opponent is the newest snapshot; 1: no pool
     newest_share: float = 1.0  # share of the pool, its newest part, from which the other opponents are drawn
+    scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
+    current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: strong ones more often
     swap_steps: int = 0  # ghost steps over all games between new opponents of a game; 0: new ones each game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn of team_change
@@ -132,7 +132,7 @@ class Args:
 
 
 LIMITS = {
-    "gamma tau play_against_latest_model_ratio": (0, 1),
+    "gamma tau play_against_latest_model_ratio scripted_share current_share": (0, 1),
     "eval_games num_games": (1, 100_000),
     "batch_size": (1, 10_000_000),
     "total_timesteps buffer_size save_steps team_change": (1, 1e12),
@@ -158,6 +158,8 @@ def check_args(args: Args) -> None:
         fail("--against takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
     if args.swap_steps and args.swaps_per_turn is not None:
         fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
+    if args.scripted_share + args.current_share > 1.0:
+        fail("--scripted-share and --current-share take at most 1 together, and the rest is for the pool")
 
 
 # === Environments =====================================================================================================
@@ -616,7 +618,9 @@ def start_matches(args: Args, env: TeamEnv, agents: Mapping[str, Agent], total_s
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
     turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
     rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
-    return Matches(env.teams, args.num_games, pools, change_at, *rules, load_rivals(args, load_run))
+    matches = Matches(env.teams, args.num_games, pools, change_at, *rules, load_rivals(args, load_run))
+    matches.mix_in(scripted_players(env), args.scripted_share, args.current_share, args.initial_elo)
+    return matches
 
 
 def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bool:

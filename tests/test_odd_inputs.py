@@ -116,6 +116,11 @@ def test_saved_arguments_beyond_python(capsys: pytest.CaptureFixture[str]) -> No
     assert "--resume takes a run folder" in refusal(capsys, utils.run.read_args, Args, Path(), "resume")
 
 
+def test_a_name_too_long(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file's name has at most 255 bytes."""
+    assert "the run folder cannot be made" in refusal(capsys, make_run_folder, Args(exp_name="x" * 300))
+
+
 def test_a_link_to_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
     """`runs` as a dangling link was an endless loop."""
     Path("runs").symlink_to("nowhere")

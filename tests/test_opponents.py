@@ -17,14 +17,24 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from test_checkpoints import assert_same, everything, kill, only_run, run, start, wait_for, words
 from test_cross_play import DUEL, HUNT, Maker, fighters, make_table, policy
+from test_matches import DOUBLES, TRIO, Layout, lay_table, make_matches
 from test_selfplay_runs import MatrixGame
-from toy_policies import make_pool
+from toy_policies import OBS_DIM, Mirror, make_pool
 
 from utils.cross_play import Player, maximin, play_pairs
 from utils.evaluation import load_players, load_rivals, read_mixture
+from utils.matches import CURRENT, Matches
 from utils.run import parse_args
 
 NAN = math.nan
+
+
+class Reflection(Mirror):
+    """Acts by itself too."""
+
+    def act(self, obs: np.ndarray, masks: np.ndarray, noise: torch.Tensor) -> np.ndarray:
+        """(n, 1 + obs_dim + 2)"""
+        return self.sample(self(torch.as_tensor(obs)), torch.as_tensor(masks), noise).detach().numpy()
 
 
 # --- Nash weights and circles ---
@@ -133,6 +143,82 @@ def test_members_of_a_mixture_are_of_its_role() -> None:
     assert 120 < scores.sum() < 280
 
 
+# --- scripted players and the learner itself among the opponents ---
+
+
+def mixed_matches(layout: Layout, num_games: int, scripted: float, current: float) -> Matches:
+    """With two scripted players for each behaviour."""
+    matches = make_matches(layout, num_games)
+    players = [Player(name, behavior) for name in ("idle", "bold") for behavior in matches.pools]
+    matches.mix_in(players, scripted, current, 1500.0)
+    matches.begin_anew(1)
+    return matches
+
+
+def test_shares_of_opponents() -> None:
+    """By the shares; the scripted players are equally likely, as are the snapshots."""
+    matches = mixed_matches(DUEL, 8000, 0.3, 0.2)
+    opponents = [s for seats in matches.opponents for s in seats if s is not None]
+    counts = Counter(s.name for s in opponents)
+    assert chisquare([counts[name] for name in ("", "current", "idle", "bold")], [4000, 1600, 1200, 1200]).pvalue > 1e-4
+    steps = Counter(s.step for s in opponents if not s.name)
+    assert chisquare([steps[step] for step in range(3)]).pvalue > 1e-4
+
+
+def test_the_current_policy_of_another_role_is_its_newest_snapshot() -> None:
+    """It does not learn now, so that is what it is."""
+    matches = mixed_matches(HUNT, 20, 0.0, 1.0)
+    assert {seats[1] for seats in matches.opponents} == {matches.pools["prey"].latest}
+
+
+@pytest.mark.parametrize("layout", [DUEL, DOUBLES, HUNT, TRIO])
+def test_who_acts_for_whom(layout: Layout) -> None:
+    """Each seat is played by its snapshot, by its scripted player, or by the learner's own network."""
+    table, obs = lay_table(layout, 60, False, np.random.default_rng(0))
+    matches = mixed_matches(layout, 60, 0.4, 0.3)
+    marks = {"idle": 50.0, "bold": 60.0, "current": -5.0}  # -5 is that of a new Mirror
+    table.scripted_actions = lambda name, t: np.full((60, obs[t].shape[1], 1 + OBS_DIM + 2), marks[name] + t)
+    rows = matches.of_learner(obs)
+    learner_actions = np.full((len(rows), 1 + OBS_DIM + 2), 77.0, np.float32)
+    actions = matches.all_actions(table, {b: Reflection() for b in matches.pools}, obs, learner_actions)
+    seen = Counter[str]()
+    for game, seats in enumerate(matches.opponents):
+        for t, opponent in enumerate(seats):
+            first = 77.0 if opponent is None else marks[opponent.name] if opponent.name else float(opponent.step)
+            is_scripted = opponent is not None and opponent.name in ("idle", "bold")
+            assert (actions[t][game, :, 0] == first + is_scripted * t).all()
+            if opponent is not None and not is_scripted:
+                assert (actions[t][game, :, 1] == game).all()
+            seen[opponent.name if opponent is not None else "learner"] += 1
+    assert set(seen) - {"current"} == {"learner", "idle", "bold", ""}
+    assert ("current" in seen) == (len(set(matches.behaviors)) == 1)
+
+
+def test_ratings_of_mixed_opponents() -> None:
+    """A scripted player is rated like a snapshot, and has no age; a game against oneself is not rated."""
+    matches = mixed_matches(DUEL, 2, 0.0, 0.0)
+    bold = matches.scripted["disc"].snapshots[1]
+    matches.learner_steps["disc"] = 7
+    matches.opponents = [[None, CURRENT], [bold, None]]  # the learner begins on either side
+    assert matches.opponent_steps()[0] == 7
+    assert matches.opponent_steps()[1] > 10**12  # SAC never leaves these transitions out
+    before = matches.rating
+    matches.finish(0, np.array([1.0, 0.0]))
+    assert matches.rating == before
+    assert "selfplay/win_rate" not in matches.metrics()
+    matches.finish(1, np.array([1.0, 0.0]))
+    assert matches.rating < before
+    assert matches.rating + bold.rating == pytest.approx(before + 1500.0)
+    metrics = matches.metrics()
+    assert metrics["selfplay/win_rate"] == 0.0
+    assert metrics["selfplay/opponent_rating_mean"] == 1500.0
+    assert "selfplay/opponent_age" not in metrics
+    other = mixed_matches(DUEL, 2, 0.0, 0.0)
+    other.load_state_dict(matches.state_dict())
+    assert [s.rating for s in other.scripted["disc"].snapshots] == [1500.0, bold.rating]
+    assert [s.name for s in other.scripted["disc"].snapshots] == ["idle", "bold"]
+
+
 # --- runs ---
 
 
@@ -162,6 +248,7 @@ def test_a_resumed_run_against_frozen_policies(selfplay: ModuleType, train_selfp
     """Killed and resumed, it equals one that went on, ratings of the opponents included."""
     victim = train_selfplay(selfplay, total_timesteps=256, norm_obs=True).rename("victim")
     flags = {"opponents": "victim", "policy": "uniform", "checkpoint_freq": 400, "total_timesteps": 3000}
+    flags |= {"scripted_share": 0.3, "current_share": 0.2}
     assert run(selfplay, *words(selfplay, env_id="sumo", **flags)) == 0, Path("out.txt").read_text()
     whole = only_run().rename("whole")
     pid = start(selfplay, *words(selfplay, env_id="sumo", **flags))

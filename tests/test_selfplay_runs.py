@@ -422,6 +422,8 @@ SHARED: dict[str, Any] = {
     "save_steps": 512,
     "window": 1,
     "newest_share": 0.1,
+    "scripted_share": 0.5,
+    "current_share": 0.5,
     "play_against_latest_model_ratio": 1.0,
     "opponent_sampling": "uniform",
     "swap_steps": 100_000,

@@ -32,6 +32,8 @@ MAY_DIFFER = {
     | {"compute_alpha_loss", "compute_qf_gradient", "update"},
     "sac_recurrent": {"Args", "check_args", "make_env", "Actor", "TwinQNetwork", "Agent", "ReplayBuffer", "update"}
     | {"compute_td_target", "compute_actor_loss", "compute_qf_gradient", "compute_actor_gradient", "evaluate", "main"},
+    "sac_rewards": {"Args", "check_args", "TwinQNetwork", "Agent", "compute_td_target", "compute_qf_loss"}
+    | {"compute_actor_loss", "compute_qf_gradient", "update", "main"},
 }
 OWN_FLAGS = {"sac_recurrent": {"sequence_length": 8, "hidden_size": 8, "batch_size": 4}}  # of a short run
 

@@ -5,7 +5,6 @@ the script's own policy in ONNX Runtime before it is written. `docs/export.md` d
 """
 
 import argparse
-import importlib
 import json
 import re
 import warnings
@@ -20,7 +19,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
-from utils.run import fail, load_model, one_line, read_args, write_file
+from utils.run import fail, load_model, load_script, one_line, read_args, write_file
 
 try:
     import onnx
@@ -28,7 +27,6 @@ try:
 except ImportError as error:
     fail(f"utils.export needs onnx and onnxruntime: pip install -r requirements-onnx.txt ({one_line(error)})")
 
-ROOT = Path(__file__).parents[1]
 TOLERANCE = 1e-5  # of half the range of an action; for discrete actions of the log-probability
 
 
@@ -94,17 +92,6 @@ class Policy(nn.Module):
         return float(error.max()), max(TOLERANCE, 10.0 * float(rounding.max()))
 
 
-def load_script(folder: Path) -> ModuleType:
-    """The script that made the run; exits with one sentence if args.json names none."""
-    try:
-        name = json.loads((folder / "args.json").read_text())["script"]
-        scripts = {path.name: path for path in (*ROOT.glob("*.py"), *ROOT.glob("variants/*.py"))}
-        return importlib.import_module(".".join(scripts[name].relative_to(ROOT).with_suffix("").parts))
-    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        fail(f"FOLDER takes a run folder with an args.json that names its script, and {folder} has none ({reason})")
-
-
 def load_single(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy]]:
     """The arguments and the policy of a run of a single agent; exits with one sentence as --evaluate does."""
     if hasattr(script, "Memory"):
@@ -161,7 +148,7 @@ def to_onnx(policy: Policy, metadata: dict[str, str]) -> tuple[bytes, float]:
 
 def export(folder: Path) -> None:
     """Writes model.onnx into the run folder, or model_BEHAVIOR.onnx for each of several behaviours."""
-    script = load_script(folder)
+    script = load_script("FOLDER", folder)
     args, policies = (load_selfplay if hasattr(script, "load_run") else load_single)(script, folder)
     task = {"script": Path(str(script.__file__)).name, "env_id": args.env_id, "env_kwargs": args.env_kwargs}
     for behavior, policy in policies.items():

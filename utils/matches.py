@@ -4,12 +4,14 @@ The vocabulary is that of ML-Agents' ghost trainer (https://unity-technologies.g
 "Training in competitive multi-agent environments with self-play"): the learner plays *ghosts*, which are snapshots of
 policies. There are two differences. Each parallel game has its own opponents, which it keeps until it ends. A result is
 credited to the snapshots that played the game, even if the ring has dropped them since.
+
+Scripted players, and the learner itself as it is now, may be among the opponents (`Matches.mix_in`).
 """
 
 import math
 import sys
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from utils.snapshot_pool import Snapshot, SnapshotPool
 from utils.team_env import Team, TeamEnv, TeamStep, legal_actions
 
 Observations = list[np.ndarray]
+CURRENT = Snapshot({}, step=0, rating=0.0, name="current")  # the opponent that is the learner as it is now
 
 
 def turn_ends(teams: Sequence[Team], team_change: int | None, total_steps: int) -> list[int]:
@@ -87,10 +90,25 @@ class Matches:
         self.uids = np.zeros((num_games, len(teams)), dtype=np.int64)  # of the opponents; -1: the learner
         self.learner_team = np.zeros(num_games, dtype=np.int64)
         self.ghost_steps, self.drawn_at = 0, np.zeros(num_games, dtype=np.int64)
-        self.finished: list[tuple[float, float, int]] = []  # score, opponent's rating, opponent's age
+        self.finished: list[tuple[float, float, float]] = []  # score, opponent's rating, age (nan: a scripted player)
         self.stacks: dict[str, tuple[list[int], PolicyStack]] = {}
         self.has_warned = False
+        self.scripted: dict[str, SnapshotPool] = {}
+        self.scripted_share = self.current_share = 0.0
         self.give_turn(self.behaviors[0])
+
+    def mix_in(self, scripted: Iterable[Any], scripted_share: float, current_share: float, rating: float) -> None:
+        """Makes a share of the opponents scripted players, and a share the learner as it is now.
+
+        `scripted` are players with a name and a behaviour (`Player`). Those of a behaviour are equally likely, and
+        begin with this rating. Games of the learner against itself are not rated. (The latest opponent of ML-Agents is
+        a copy of the learner as it is now.)
+        """
+        self.scripted_share, self.current_share = scripted_share, current_share
+        for player in scripted:
+            pool = SnapshotPool(1_000, 0.0, "uniform", self.pools[player.behavior].rng)
+            pool = self.scripted.setdefault(player.behavior, pool)
+            pool.add({}, sys.maxsize, rating).name = player.name
 
     def give_turn(self, behavior: str) -> None:
         """Makes this behaviour the learner, rated as its newest snapshot, and restarts all games with new opponents."""
@@ -113,7 +131,7 @@ class Matches:
         """Restarts all games with new opponents. A seed also reseeds the pools."""
         if seed is not None:
             rng = np.random.default_rng(seed)
-            for pool in (*self.pools.values(), *self.rivals.values()):
+            for pool in (*self.pools.values(), *self.rivals.values(), *self.scripted.values()):
                 pool.rng = rng
         self.ages[:] = self.cut_at[:] = 0
         if self.game_length is not None:
@@ -133,21 +151,34 @@ class Matches:
             "game_length": self.game_length,
             "has_warned": self.has_warned,
             "rivals": {behavior: pool.state_dict() for behavior, pool in rivals.items()},
+            "scripted": {behavior: pool.state_dict() for behavior, pool in self.scripted.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads that state and restarts all games. The pools must have been loaded before."""
         self.ghost_steps, self.has_warned = state["ghost_steps"], state["has_warned"]
         self.game_length, self.learner_steps = state["game_length"], dict(state["learner_steps"])
-        for behavior, rivals in state["rivals"].items():
-            self.rivals[behavior].load_state_dict(rivals)
+        for name, pools in ("rivals", self.rivals), ("scripted", self.scripted):
+            for behavior, snapshots in state[name].items():
+                pools[behavior].load_state_dict(snapshots)
         self.give_turn(state["learner"])
         self.rating = state["rating"]
+
+    def _draw_opponent(self, behavior: str) -> Snapshot:
+        """An opponent by the shares of `mix_in`, otherwise by the rule of the pool."""
+        pool = self.rivals[behavior]
+        if self.scripted_share + self.current_share > 0.0:
+            lot = pool.rng.random()
+            if lot < self.current_share:  # a behaviour that does not learn now is its newest snapshot
+                return CURRENT if behavior == self.learner else self.pools[behavior].latest
+            if lot < self.current_share + self.scripted_share:
+                return self.scripted[behavior].draw()
+        return pool.draw()
 
     def _draw(self, game: int) -> None:
         """Draws new opponents for one game."""
         for team, behavior in enumerate(self.behaviors):
-            opponent = None if team == self.learner_team[game] else self.rivals[behavior].draw()
+            opponent = None if team == self.learner_team[game] else self._draw_opponent(behavior)
             self.opponents[game][team] = opponent
             self.uids[game, team] = -1 if opponent is None else opponent.uid
         self.drawn_at[game] = self.ghost_steps
@@ -177,10 +208,10 @@ class Matches:
         results = game_scores(scores)[self.learner_team[game]]
         rating = self.rating
         for team, opponent in enumerate(self.opponents[game]):
-            if opponent is not None:
+            if opponent is not None and opponent is not CURRENT:
                 result, age = float(results[team]), self.rivals[self.behaviors[team]].latest.step - opponent.step
                 change = elo_change(rating, opponent.rating, result, self.elo_k) / (len(self.behaviors) - 1)
-                self.finished.append((result, opponent.rating, age))
+                self.finished.append((result, opponent.rating, math.nan if opponent.name else age))
                 self.rating += change
                 opponent.rating -= change
                 opponent.games += 1
@@ -225,8 +256,13 @@ class Matches:
         return int(((self.uids >= 0) * self.sizes).sum())
 
     def opponent_steps(self) -> np.ndarray:
-        """The learner steps at which the oldest opponent of each game was taken: (num_games,)."""
-        return np.array([min(s.step for s in seats if s is not None) for seats in self.opponents])
+        """The learner steps at which the oldest opponent of each game was taken: (num_games,).
+
+        A scripted player never gets old.
+        """
+        now = self.learner_steps[self.learner]
+        steps = [[now if s is CURRENT else s.step for s in seats if s is not None] for seats in self.opponents]
+        return np.array(list(map(min, steps)))
 
     def all_actions(
         self, env: TeamEnv, agents: Mapping[str, Any], obs: Sequence[np.ndarray], learner_actions: np.ndarray
@@ -243,14 +279,26 @@ class Matches:
             team, uids = env.teams[teams[0]], self.uids[:, teams]
             chosen = np.zeros((*sides.shape[:3], team.action_dim), dtype=np.int64 if team.branches else np.float32)
             ghosts = uids >= 0
-            if ghosts.any():
-                in_play, policy = np.unique(uids[ghosts], return_inverse=True)
-                masks = np.stack([legal_actions(env, t) for t in teams], axis=1)[ghosts]
-                policy, rows = policy.repeat(sides.shape[2]), sides[ghosts].reshape(-1, team.obs_dim)
-                masks, noise = masks.reshape(len(rows), -1), agent.actor.noise(len(rows))
-                ghost_actions = self._stack(behavior, agent, in_play.tolist()).act(policy, rows, masks, noise)
-                chosen[ghosts] = ghost_actions.reshape(-1, *chosen.shape[2:])
-                self.ghost_steps += int(np.stack([env.alive[t] for t in teams], axis=1)[ghosts].sum())
+            self.ghost_steps += int(np.stack([env.alive[t] for t in teams], axis=1)[ghosts].sum())
+            others = [CURRENT, *self.scripted[behavior].snapshots] if behavior in self.scripted else [CURRENT]
+            snapshots = ghosts & ~np.isin(uids, [player.uid for player in others])
+            for seated in (snapshots, uids == CURRENT.uid):
+                if seated.any():
+                    masks = np.stack([legal_actions(env, t) for t in teams], axis=1)[seated]
+                    rows = sides[seated].reshape(-1, team.obs_dim)
+                    masks, noise = masks.reshape(len(rows), -1), agent.actor.noise(len(rows))
+                    if seated is snapshots:
+                        in_play, policy = np.unique(uids[seated], return_inverse=True)
+                        stack = self._stack(behavior, agent, in_play.tolist())
+                        own_actions = stack.act(policy.repeat(sides.shape[2]), rows, masks, noise)
+                    else:
+                        own_actions = agent.act(rows, masks, noise)
+                    chosen[seated] = own_actions.reshape(-1, *chosen.shape[2:])
+            for player in others[1:]:
+                for k, t in enumerate(teams):
+                    seated = uids[:, k] == player.uid
+                    if seated.any():
+                        chosen[seated, k] = env.scripted_actions(player.name, t)[seated]
             if behavior == self.learner:
                 chosen[~ghosts] = learner_actions.reshape(-1, *chosen.shape[2:])
             for k, t in enumerate(teams):
@@ -293,7 +341,8 @@ class Matches:
             metrics["selfplay/win_rate"] = float(results.mean())
             metrics["selfplay/opponent_rating_mean"] = float(ratings.mean())
             metrics["selfplay/opponent_rating_std"] = float(ratings.std())
-            metrics["selfplay/opponent_age"] = float(ages.mean())
+            if not np.isnan(ages).all():
+                metrics["selfplay/opponent_age"] = float(np.nanmean(ages))
             metrics["selfplay/games"] = float(len(results))
         if self.lengths:
             metrics["charts/episodic_length"] = float(np.mean(self.lengths))

@@ -12,6 +12,7 @@ Nothing in this file decides what is learned. A script hands its parts to `Run` 
 """
 
 import atexit
+import importlib
 import io
 import itertools
 import json
@@ -36,7 +37,7 @@ from dataclasses import asdict, fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn, Protocol, TextIO, TypeVar, get_type_hints
 
 from utils.errors import MAX_OBS_DIM, TaskError, missing_package
@@ -187,6 +188,18 @@ def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) 
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         fail(f"{takes} ({one_line(error)})")
     return saved
+
+
+def load_script(flag: str, folder: Path) -> ModuleType:
+    """The script that made the run; exits with one sentence, which begins with `flag`, if args.json names none."""
+    root = Path(__file__).parents[1]
+    try:
+        name = json.loads((folder / "args.json").read_text())["script"]
+        scripts = {path.name: path for path in (*root.glob("*.py"), *root.glob("variants/*.py"))}
+        return importlib.import_module(".".join(scripts[name].relative_to(root).with_suffix("").parts))
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        fail(f"{flag} takes a run folder with an args.json that names its script, and {folder} has none ({reason})")
 
 
 def check_limits(args: Any, limits: Limits) -> None:
@@ -902,7 +915,7 @@ def make_run_folder(args: Any) -> Path:
             folder.parent.mkdir(exist_ok=True)
             folder.mkdir()
         except OSError as error:
-            if folder.exists():
+            if os.path.exists(folder):  # Path.exists raises for a name that is too long
                 continue
             fail(f"the run folder cannot be made: {error}")
         return folder

@@ -33,6 +33,8 @@ class Snapshot:
     """number of rated games"""
     results: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     """the learner's last scores against it: 1 for a win of the learner, 0.5 for a draw, 0 for a loss"""
+    name: str = ""
+    """of a scripted player, which has no weights"""
     uid: int = field(default_factory=_uids.__next__)
     """unique number in this process"""
 
@@ -107,5 +109,5 @@ class SnapshotPool:
         self.snapshots.clear()
         for saved in state:
             snapshot = self.add(saved["weights"], saved["step"], saved["rating"])
-            snapshot.games = saved["games"]
+            snapshot.games, snapshot.name = saved["games"], saved.get("name", "")
             snapshot.results.extend(saved["results"])

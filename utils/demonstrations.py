@@ -1,0 +1,71 @@
+"""Demonstrations for imitation learning: transitions of a saved policy in a file `demonstrations.npz`."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.run import UNREADABLE, fail, load_model, load_script, one_line, read_args, write_file
+
+MAX_EPISODE_STEPS = 10_000  # an episode is cut off there
+
+
+def record_demonstrations(folder: Path, num_episodes: int, seed: int) -> None:
+    """Plays the deterministic policy of a run of `sac_continuous.py` or of a variant, and writes its transitions.
+
+    `folder`/demonstrations.npz then holds obs, final_obs (n, obs_dim), actions (n, action_dim) in [-1, 1], rewards and
+    terminations (n,), and the undiscounted returns (num_episodes,). Exits with one sentence if there is no such policy.
+    """
+    script: Any = load_script("--record-demonstrations", folder)
+    if not hasattr(script, "ReplayBuffer") or not hasattr(script, "step_envs") or hasattr(script, "Memory"):
+        takes = "--record-demonstrations takes a run of sac_continuous.py or of a variant of it without a memory"
+        fail(f"{takes}, and {folder} is one of {Path(script.__file__).name}")
+    args = script.Args(**read_args(script.Args, folder, "record-demonstrations", script.LIMITS))
+    args = args if args.vectorization == "native" else replace(args, vectorization="sync")
+    envs = script.make_envs(args, num_episodes)
+    agent = script.Agent(envs, args)
+    load_model(folder, {"agent": agent}, "record-demonstrations")
+    obs, _ = envs.reset(seed=2_000_000 + seed * num_episodes)
+    running, columns = np.ones(num_episodes, dtype=bool), list[list[np.ndarray]]()
+    returns = np.zeros(num_episodes)
+    for _ in range(MAX_EPISODE_STEPS):
+        actions = agent.act(obs)
+        next_obs, final_obs, rewards, terminations, truncations = script.step_envs(envs, actions)
+        columns.append([x[running] for x in (obs, actions, rewards, final_obs, terminations)])
+        returns += rewards * running
+        running &= ~(terminations | truncations)
+        obs = next_obs
+        if not running.any():
+            break
+    envs.close()
+    names = ("obs", "actions", "rewards", "final_obs", "terminations")
+    arrays = {name: np.concatenate(x) for name, x in zip(names, zip(*columns, strict=True), strict=True)}
+    contents = io.BytesIO()
+    np.savez_compressed(contents, allow_pickle=False, returns=returns, **arrays)
+    path = folder / "demonstrations.npz"
+    try:
+        write_file(path, contents.getvalue())
+    except OSError as error:
+        fail(f"--record-demonstrations takes a run folder that can be written, and {folder} cannot ({one_line(error)})")
+    size = f"{len(arrays['obs']):,} transitions of {num_episodes} episodes"
+    print(f"{path}: {size}, return {returns.mean():.2f} +/- {returns.std():.2f}")
+
+
+def load_demonstrations(file: str, obs_dim: int, action_dim: int) -> tuple[np.ndarray, ...]:
+    """Reads such a file: obs, actions, rewards, final_obs, terminations; exits with one sentence if it does not fit."""
+    widths = {"obs": (obs_dim,), "actions": (action_dim,), "rewards": (), "final_obs": (obs_dim,), "terminations": ()}
+    try:
+        with np.load(file) as arrays:
+            columns = {name: np.asarray(arrays[name], dtype=np.float32) for name in widths}
+        shapes = {name: x.shape for name, x in columns.items()}
+        if shapes != {name: (len(columns["obs"]), *width) for name, width in widths.items()}:
+            raise ValueError(f"its shapes are {shapes}, and the task has {widths}")
+        if not len(columns["obs"]) or not all(np.isfinite(x).all() for x in columns.values()):
+            raise ValueError("it has no transitions, or numbers that are not finite")
+    except UNREADABLE as error:
+        fail(
+            f"--demonstrations takes a file of --record-demonstrations of the same task, not {file} ({one_line(error)})"
+        )
+    return tuple(columns.values())
