@@ -282,12 +282,44 @@ def test_observe() -> None:
     np.testing.assert_array_equal(obs[0], expected[[2, 0]])
     _, final_obs, *_ = script.step_envs(envs, np.zeros((2, 1), np.float32))
     np.testing.assert_array_equal(final_obs[0], whole.step(np.zeros(1, np.float32))[0][[2, 0]])
-    import_module("benchmark.hidden")
-    velocity = gym.make("PendulumVelocity-v1")  # the same task for other scripts
-    assert velocity.reset(seed=3)[0] == expected[2]
-    assert gym.spec("PendulumVelocity-v1").max_episode_steps == gym.spec("Pendulum-v1").max_episode_steps
     folder = train(observe="2")
     script.main(script.parse_args(script.Args, ["--evaluate", str(folder)]))
+
+
+@pytest.mark.parametrize(
+    ("task", "observe", "same"),
+    [("Pendulum-v1", "2", "PendulumVelocity-v1"), ("Hopper-v5", "0,1,2,3,4", "HopperPositions-v1")],
+)
+def test_tasks_with_a_hidden_part_are_those_of_observe(task: str, observe: str, same: str) -> None:
+    """The same spaces, observations, rewards and time limit, for scripts without `--observe`."""
+    import_module("benchmark.hidden")
+    assert gym.spec(same).max_episode_steps == gym.spec(task).max_episode_steps
+    one, other = script.make_env(script.Args(env_id=task, observe=observe), 0), gym.make(same)
+    assert one.observation_space == other.observation_space
+    np.testing.assert_array_equal(one.reset(seed=3)[0], other.reset(seed=3)[0])
+    for _ in range(20):
+        action = one.action_space.sample()
+        (obs, *rest), (other_obs, *other_rest) = one.step(action), other.step(action)
+        np.testing.assert_array_equal(obs, other_obs)
+        assert rest[:3] == other_rest[:3]
+
+
+def test_recall() -> None:
+    """The cue is seen once; an answer that equals it at every question has the return 3, others count nothing."""
+    recall = import_module("benchmark.recall")
+    env, cues = gym.make("Recall-v0"), set()
+    for seed in range(10):
+        obs, _ = env.reset(seed=seed)
+        cue, total, over, time = obs[0], 0.0, False, 0
+        cues.add(float(cue))
+        while not over:
+            answer = cue if obs[1] == 1.0 else -cue
+            obs, reward, terminated, truncated, _ = env.step(np.array([answer], np.float32))
+            assert float(reward) == (time in recall.QUESTIONS)
+            total, over, time = total + float(reward), terminated or truncated, time + 1
+            assert obs[0] == 0.0
+        assert (total, time, terminated) == (3.0, recall.LENGTH, True)
+    assert cues == {-1.0, 1.0}
 
 
 @pytest.mark.parametrize(
