@@ -76,7 +76,7 @@ case $1 in
             sweep --script "$repository/variants/sac_recurrent.py" --exp-name "$1" --folder "sweeps/$1" --env-ids benchmark.recall:Recall-v0 \
                 --first-seed 101 --num-seeds 5 --workers 2 -- --num-envs 8 --updates-per-step 0.25 --batch-size 32 --hidden-size 32 \
                 --gamma 0.9 --alpha 0.1 --learning-starts 1000 --eval-freq 2000 --eval-episodes 50 --log-freq 2000 \
-                --total-timesteps 12000 --no-cuda "${@:2}"
+                --total-timesteps 8000 --no-cuda "${@:2}"
         }
         recall recall_zeros --sequence-length 8 --no-stored-state
         recall recall_stored --sequence-length 8
