@@ -1,7 +1,8 @@
-"""Tables of self-play runs: final scores against the scripted players, and experiments in games against each other.
+"""Tables of self-play runs: final scores, experiments in games against each other, and how badly runs can be beaten.
 
     python -m benchmark.selfplay scores sweeps/ppo_sumo*/runs/* --csv scores.csv
     python -m benchmark.selfplay versus sweeps/ppo_sumo{,_latest}/runs/* --csv versus.csv
+    python -m benchmark.selfplay exploitability sweeps/ppo_sumo/runs/* --steps 1000000 --csv exploitability.csv
 
 Runs belong to the experiment of their --exp-name. Each run counts as one observation: intervals are Student's t over
 runs, or over the runs of both experiments.
@@ -13,7 +14,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -28,9 +29,11 @@ from benchmark import fail
 from benchmark.runs import journal_of, provenance_of, read_curves, read_journal
 from benchmark.statistics import crossed_interval, student_interval
 from utils.cross_play import Player, pairs_with_others, play_pairs
+from utils.evaluation import evaluate_run
 
 THRESHOLDS = {"random": 0.98, "charge": 0.8, "centre": 0.5}
 Actions = Literal["likeliest", "sampled"]
+Policy = Literal["last", "uniform", "nash"]
 
 
 @dataclass
@@ -57,6 +60,22 @@ class Versus:
     """what the policies play: their likeliest actions, or actions sampled as in training"""
     csv: Path | None = None
     """file for the raw numbers"""
+
+
+@dataclass
+class Exploitability:
+    """Scores of policies that learn to beat saved runs; trains one for each run and policy, in this folder's runs/."""
+
+    runs: tyro.conf.Positional[list[Path]]
+    """run folders"""
+    csv: Path
+    """file for the raw numbers; what is in it already is not trained again"""
+    steps: int = 1_000_000
+    """game steps of training each of them"""
+    policies: tuple[Policy, ...] = ("last", "uniform", "nash")
+    """what the runs play: their last snapshot, all snapshots equally often, or the Nash mixture of their table"""
+    games: int = 1000
+    """games in which each of them is scored, actions sampled"""
 
 
 def read_args(run: Path) -> dict[str, Any]:
@@ -187,9 +206,45 @@ def print_versus(args: Versus) -> None:
     write_csv(args.csv, header, rows)
 
 
+def print_exploitability(args: Exploitability) -> None:
+    """A row for each experiment and behaviour that learns to beat it."""
+    header = "experiment run policy steps behavior score commit"
+    rows: list[list[Any]] = []
+    if args.csv.exists():
+        with args.csv.open(newline="") as file:
+            rows = list(csv.reader(file))[1:]
+    done = {tuple(row[1:4]) for row in rows}
+    groups = by_experiment(args.runs)
+    for (name, runs), policy in itertools.product(groups.items(), args.policies):
+        for run in runs:
+            if (run.name, policy, str(args.steps)) not in done:
+                script = script_of(run)
+                own = {"evaluate": run, "exploitability": args.steps, "policy": policy, "eval_games": args.games}
+                run_args = replace(script.load_run(run, "runs")[2], **own)
+                scores = evaluate_run(run_args, script.make_env, script.load_run, script.main)
+                for behavior, score in scores.items():
+                    mean = f"{score.mean():.4f}"
+                    rows.append([name, run.name, policy, str(args.steps), behavior, mean, commit_of(run)])
+                write_csv(args.csv, header, rows)
+    table: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for name, _, policy, steps, behavior, score, _ in rows:
+        if steps == str(args.steps):
+            table[name, behavior][policy].append(float(score))
+    print(f"| experiment | best response | {' | '.join(args.policies)} |\n|---|---|{'---|' * len(args.policies)}")
+    for (name, behavior), columns in table.items():
+        scores_of = [np.array(columns[policy]) for policy in args.policies]
+        cells = [describe(x.mean(), student_interval(x) if len(x) > 1 else None) if len(x) else "" for x in scores_of]
+        print(f"| {name} | {behavior} | {' | '.join(cells)} |")
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path.cwd()))
     command = tyro.cli(
-        Annotated[Scores, tyro.conf.subcommand("scores")] | Annotated[Versus, tyro.conf.subcommand("versus")]
+        Annotated[Scores, tyro.conf.subcommand("scores")]
+        | Annotated[Versus, tyro.conf.subcommand("versus")]
+        | Annotated[Exploitability, tyro.conf.subcommand("exploitability")]
     )
-    print_scores(command) if isinstance(command, Scores) else print_versus(command)
+    if isinstance(command, Exploitability):
+        print_exploitability(command)
+    else:
+        print_scores(command) if isinstance(command, Scores) else print_versus(command)

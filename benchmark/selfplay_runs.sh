@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The studies in benchmark/results/ of the self-play scripts, one thread a run: bash benchmark/selfplay_runs.sh sumo (or pursuit), in an
+# The studies in benchmark/results/ of the self-play scripts, one thread a run: bash benchmark/selfplay_runs.sh sumo (or pursuit, builds), in an
 # empty folder. The same command again goes on where it was cut off, and makes the tables at the end.
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
@@ -33,6 +33,18 @@ case $1 in
         run ppo_pursuit_latest ppo_selfplay.py pursuit "1 2 3 4 5" --total-timesteps 5000000 --play-against-latest-model-ratio 1
         run sac_pursuit sac_selfplay.py pursuit "1 2" --total-timesteps 2000000
         tables selfplay_pursuit "*_pursuit*" sweeps/ppo_pursuit{,_latest}/runs/*
+        ;;
+    builds)
+        for entropy in 0 0.01; do
+            builds() { # NAME FLAGS
+                run "ppo_builds_$1_$entropy" ppo_selfplay.py builds "1 2 3 4 5" --total-timesteps 3000000 --ent-coef $entropy "${@:2}"
+            }
+            builds prioritized
+            builds latest --play-against-latest-model-ratio 1
+            builds uniform --opponent-sampling uniform
+            builds newest --opponent-sampling uniform --newest-share 0.5
+        done
+        python -m benchmark.selfplay exploitability sweeps/ppo_builds_*/runs/* --csv "$repository/benchmark/results/selfplay_builds/exploitability.csv"
         ;;
     *) echo "unknown: $1" && exit 2 ;;
 esac

@@ -11,8 +11,17 @@ import pytest
 from conftest import Train
 from torch.utils.tensorboard import SummaryWriter
 
+import ppo_selfplay
 from benchmark.runs import read_curves
-from benchmark.selfplay import Scores, Versus, first_times, print_scores, print_versus
+from benchmark.selfplay import (
+    Exploitability,
+    Scores,
+    Versus,
+    first_times,
+    print_exploitability,
+    print_scores,
+    print_versus,
+)
 
 
 def copy_as(run: Path, exp_name: str) -> Path:
@@ -31,7 +40,7 @@ def test_versus_itself_is_a_draw(
     runs = [run, copy_as(run, "copy")]
     name = json.loads((run / "args.json").read_text())["exp_name"]
     with monkeypatch.context() as patch:
-        patch.delattr(selfplay.Agent, "noise")
+        patch.delattr(selfplay.NormalActor, "noise")
         print_versus(Versus(runs=runs, games=6, actions=("likeliest",), csv=run / "versus.csv"))
     pair = sorted([name, "copy"], key=lambda x: str(run if x == name else runs[1]))
     assert capsys.readouterr().out.splitlines()[-1] == f"| likeliest | {pair[0]} | {pair[1]} | 0.50 |"
@@ -39,6 +48,27 @@ def test_versus_itself_is_a_draw(
     assert (row["actions"], row["behavior"], row["score"]) == ("likeliest", "sumo", "0.5000")
     print_versus(Versus(runs=runs, games=6))
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[-2:]] == ["likeliest", "sampled"]
+
+
+def test_how_badly_runs_are_beaten(train_selfplay: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A best response for each run and policy. What is in the file already, or of another budget, is not mixed in."""
+    runs = [train_selfplay(ppo_selfplay, seed=seed, total_timesteps=256) for seed in (1, 2)]
+    args = Exploitability(runs, tmp_path / "beaten.csv", steps=128, policies=("last", "uniform"), games=4)
+    print_exploitability(args)
+    lines = capsys.readouterr().out.splitlines()
+    rows = list(csv.DictReader(args.csv.open()))
+    assert [(row["run"], row["policy"], row["steps"], row["behavior"]) for row in rows] == [
+        (run.name, policy, "128", "sumo") for policy in ("last", "uniform") for run in runs
+    ]
+    assert len(list(Path("runs").iterdir())) == 6
+    for number, policy in enumerate(args.policies):
+        scores = [float(row["score"]) for row in rows if row["policy"] == policy]
+        assert lines[-1].split(" | ")[2 + number].startswith(f"{sum(scores) / 2:.2f} [")
+    content = args.csv.read_text()
+    args.csv.write_text(content + content.splitlines()[1].replace(",128,", ",256,") + "\n")
+    print_exploitability(args)
+    assert capsys.readouterr().out.splitlines()[-1] == lines[-1]
+    assert len(list(Path("runs").iterdir())) == 6
 
 
 def test_the_first_time_above_a_threshold(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 import csv
 import math
+import re
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from itertools import combinations, permutations
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +24,26 @@ from test_matches import DOUBLES, TRIO, Layout, lay_table, make_matches
 from test_selfplay_runs import MatrixGame
 from toy_policies import OBS_DIM, Mirror, make_pool
 
+import ppo_selfplay
+from utils import team_env
 from utils.cross_play import Player, maximin, play_pairs
 from utils.evaluation import load_players, load_rivals, read_mixture
 from utils.matches import CURRENT, Matches
 from utils.run import parse_args
+from utils.team_env import Team
 
 NAN = math.nan
+RESPONSE: dict[str, Any] = {  # how a policy learns that has one number to choose
+    "norm_obs": False,
+    "norm_reward": False,
+    "norm_adv": False,
+    "anneal_lr": False,
+    "num_games": 256,
+    "num_steps": 2,
+    "num_minibatches": 1,
+    "update_epochs": 8,
+    "learning_rate": 3e-2,
+}
 
 
 class Reflection(Mirror):
@@ -257,6 +274,96 @@ def test_a_resumed_run_against_frozen_policies(selfplay: ModuleType, train_selfp
     assert run(selfplay, "--resume", str(only_run())) == 0, Path("out.txt").read_text()
     assert_same(everything(whole), everything(only_run()))
     assert victim.exists()
+
+
+# --- exploitability ---
+
+
+class Coins(MatrixGame):
+    """Two roles: each shows one of three coins, and the first player wins if they are the same."""
+
+    def __init__(self, num_games: int) -> None:
+        super().__init__(num_games, 1.0)
+        self.payoff = 2.0 * np.eye(3) - 1.0
+        self.teams = tuple(Team(name, name, (name,), 1, 1, (3,)) for name in ("same", "other"))
+
+
+def set_policy(folder: Path, behavior: str, probabilities: Sequence[float]) -> None:
+    """Makes the last snapshot of a saved run play with these probabilities, whatever it sees."""
+    state = torch.load(folder / "model.pt", weights_only=True)
+    weights = state[f"{behavior}_pool"][-1]["weights"]
+    *_, last_weight, last_bias = (name for name in weights if name.startswith("actor."))
+    weights[last_weight].zero_()
+    weights[last_bias].copy_(torch.tensor(probabilities).log())
+    torch.save(state, folder / "model.pt")
+
+
+def printed_scores(output: str) -> dict[str, tuple[float, float, float]]:
+    """Score and its interval, of each behaviour."""
+    line = r"^(\w+) of .*: score ([\d.]+), 95% interval \[([\d.]+), ([\d.]+)\], from \d+ seeds$"
+    return {name: (float(x), float(y), float(z)) for name, x, y, z in re.findall(line, output, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("actions", [(0.6, 0.3, 0.1), (0.1, 0.2, 0.7)])
+def test_best_response_in_rock_paper_scissors(
+    actions: tuple[float, float, float],
+    train_selfplay: Train,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Always the same answer: paper scores 0.6 + 0.3 / 2 against the first, rock 0.7 + 0.1 / 2 against the second."""
+    monkeypatch.setattr(team_env, "make_team_env", lambda env_id, num_games, *_: MatrixGame(num_games, 1.0))
+    victim = train_selfplay(ppo_selfplay, total_timesteps=64, **RESPONSE)
+    set_policy(victim, "player", actions)
+    known = 0.5 + 0.5 * (MatrixGame(1, 1.0).payoff @ actions).max()
+    capsys.readouterr()
+    args: dict[str, Any] = {
+        "evaluate": victim,
+        "exploitability": 12_000,
+        "eval_games": 4000,
+        "cuda": False,
+        "compile": False,
+    }
+    ppo_selfplay.main(ppo_selfplay.Args(**args))
+    scores = printed_scores(capsys.readouterr().out)
+    assert list(scores) == ["player"]
+    score, low, high = scores["player"]
+    assert low <= known <= high + 0.01
+    assert score == pytest.approx(known, abs=0.03)
+
+
+@pytest.mark.slow
+def test_best_response_of_two_roles(
+    train_selfplay: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first player shows the coin that is shown most often, the second one the coin that is shown least often."""
+    monkeypatch.setattr(team_env, "make_team_env", lambda env_id, num_games, *_: Coins(num_games))
+    victim = train_selfplay(ppo_selfplay, total_timesteps=64, **RESPONSE)
+    set_policy(victim, "same", (0.6, 0.3, 0.1))
+    set_policy(victim, "other", (0.2, 0.5, 0.3))
+    capsys.readouterr()
+    args: dict[str, Any] = {
+        "evaluate": victim,
+        "exploitability": 24_000,
+        "eval_games": 4000,
+        "cuda": False,
+        "compile": False,
+    }
+    ppo_selfplay.main(ppo_selfplay.Args(**args))
+    scores = printed_scores(capsys.readouterr().out)
+    assert {name: score for name, (score, _, _) in scores.items()} == pytest.approx(
+        {"same": 0.5, "other": 0.9}, abs=0.03
+    )
+
+
+@pytest.mark.slow
+def test_an_untrained_policy_is_beaten(train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nearly always, after a short training against it."""
+    victim = train_selfplay(ppo_selfplay, num_games=64, num_steps=64, num_minibatches=8, total_timesteps=64)
+    capsys.readouterr()
+    flags = ["--evaluate", str(victim), "--exploitability", "120000", "--no-cuda", "--no-compile"]
+    ppo_selfplay.main(parse_args(ppo_selfplay.Args, flags))
+    assert printed_scores(capsys.readouterr().out)["sumo"][0] > 0.95
 
 
 # --- bad input ---

@@ -308,11 +308,11 @@ def test_folder_and_logs(selfplay: ModuleType, train_selfplay: Train, capsys: py
     with (folder / "cross_play.csv").open() as file:
         header, *rows = csv.reader(file)
     names = [row[0] for row in rows]
-    assert header == ["player", "rating", "low", "high", *names]
+    assert header == ["player", "rating", "low", "high", "nash_weight", *names]
     assert len(names) == 6  # three of all those snapshots
     assert [name for name in players if name in names] == names
     assert {players[3], players[-1]} <= set(names)
-    table = np.array([[float(cell or "nan") for cell in row[4:]] for row in rows])
+    table = np.array([[float(cell or "nan") for cell in row[5:]] for row in rows])
     np.testing.assert_allclose(table + table.T + np.eye(6), np.where(np.eye(6), np.nan, 1.0), atol=1e-3)
     assert all(f"\n{name} " in printed for name in names)
     assert iio.imread(folder / "cross_play.png").std() > 10

@@ -115,9 +115,9 @@ def load_policies(
 
 def evaluate_run(
     args: Any, make_env: MakeGames, load_run: Callable[[Path, str], Any], train: Callable[[Any], Path]
-) -> None:
+) -> dict[str, np.ndarray]:
     """--evaluate: the scores and the table of a run, with --against its score against another player, or with
-    --exploitability the score of a policy that learns to beat it.
+    --exploitability the score of a policy that learns to beat it. Returns what `score_pairs` does.
 
     `make_env(args, num_games, render)` makes games, `load_run(folder, flag)` gives the agents, pools and arguments of a
     saved run, and `train(args)` trains and returns the run folder.
@@ -127,8 +127,8 @@ def evaluate_run(
     if args.exploitability:
         response = train_response(args, train)
         players = load_players(response, load_run(response, "evaluate")[1], "last", "response")
-        score_pairs(args, make_games, agents, players, own, str(response), str(args.evaluate), deterministic=False)
-        return
+        names = str(response), str(args.evaluate)
+        return score_pairs(args, make_games, agents, players, own, *names, deterministic=False)
     if args.against is None:
         video_folder = args.evaluate if args.capture_video else None
         rules = args.eval_games, args.seed + 1_000_000, args.deterministic, video_folder
@@ -137,14 +137,14 @@ def evaluate_run(
             seed, num_snapshots = args.seed + 2_000_000, args.cross_play_snapshots
             table = snapshot_table(make_games, agents, pools, num_snapshots, args.cross_play_games, seed)
             report_table(args.evaluate, table)
-        return
+        return {}
     env = make_games(1)
     scripted = scripted_players(env)
     env.close()
     opponents = [player for player in scripted if player.name == args.against]
     if not opponents:
         opponents = load_opponent(args, load_run, list(dict.fromkeys(player.name for player in scripted)))
-    score_pairs(args, make_games, agents, own, opponents, str(args.evaluate), args.against, args.deterministic)
+    return score_pairs(args, make_games, agents, own, opponents, str(args.evaluate), args.against, args.deterministic)
 
 
 def score_pairs(
@@ -156,8 +156,11 @@ def score_pairs(
     name: str,
     other_name: str,
     deterministic: bool,
-) -> None:
-    """Prints the score of each own player against each opponent that it can meet, with its 95% interval."""
+) -> dict[str, np.ndarray]:
+    """Prints the score of each own player against each opponent that it can meet, with its 95% interval.
+
+    Returns the scores (num_seeds,) by own behaviour; of several opponents those of the last one.
+    """
     env, players = make_games(1, render=args.capture_video), own + opponents
     pairs = pairs_with_others(env, players, len(own))
     if not pairs:
@@ -173,6 +176,7 @@ def score_pairs(
         if args.capture_video:
             record_video(env, agents, players[i], players[j], args.seed, deterministic, args.evaluate)
     env.close()
+    return {players[i].behavior: scores for (i, _), scores in zip(pairs, results, strict=True)}
 
 
 def train_response(args: Any, train: Callable[[Any], Path]) -> Path:
