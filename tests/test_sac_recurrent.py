@@ -99,13 +99,8 @@ def unroll_slowly(
     return features, next_features
 
 
-STARTS = [
-    (1, 0),
-    (5, 1),
-    (6, 1),
-    (6, 2),
-    (9, 3),
-]  # (step, sequence): inside the burn-in, alone, two in a row, at the end
+# (step, sequence): inside the burn-in, alone, two in a row, at the end, at the first step after the burn-in.
+STARTS = [(1, 0), (5, 1), (6, 1), (6, 2), (9, 3), (3, 3)]
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
