@@ -38,4 +38,4 @@ class Recall(gym.Env):
         return self.observe(), reward, self.time == LENGTH, False, {}
 
 
-gym.register("Recall-v0", entry_point=Recall)
+gym.register("Recall-v0", entry_point="benchmark.recall:Recall")
