@@ -79,6 +79,7 @@ class Args:
     deterministic: bool = True  # evaluate with each policy's most likely actions; --no-deterministic samples
     evaluate: Path | None = None  # do not train: play this run's snapshots against each other, or --against another
     against: str | None = None  # the opponent for --evaluate: another run folder, or the name of a scripted player
+    play: bool = False  # with --evaluate: play against the run's policy yourself, in a window, by keys
     exploitability: int = 0  # with --evaluate: game steps of training a policy that beats this run's, and its score
     policy: Literal["last", "uniform", "nash"] = "last"  # what saved runs play: the last snapshot, or a mixture of all
     checkpoint_freq: int = 200_000  # game steps between checkpoints (with resets); 0: only first and last
@@ -154,8 +155,8 @@ def check_args(args: Args) -> None:
     """Checks what limits cannot express; exits with one sentence."""
     if args.buffer_size < args.num_games:
         fail(f"--buffer-size takes at least --num-games, {args.num_games}, not {args.buffer_size}")
-    if args.against is not None and args.evaluate is None:
-        fail("--against takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
+    if args.evaluate is None and (flags := [x for x in ("against", "play", "exploitability") if getattr(args, x)]):
+        fail(f"--{flags[0]} takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
     if args.swap_steps and args.swaps_per_turn is not None:
         fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
     if args.scripted_share + args.current_share > 1.0:

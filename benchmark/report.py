@@ -269,7 +269,8 @@ def cross_play_tables(groups: Groups, num_games: int, output: Path, formats: Seq
         result.write_csv(output / f"{name}.csv")
         for ending in formats:
             result.heat_map().savefig(output / f"{name}.{ending}", dpi=120)
-        title = f"{env_id}, {exp_name}: points of row against column in percent, {num_games} games a pair"
+        rules = f"points of row against column in percent, likeliest actions, {num_games} games a pair"
+        title = f"{env_id}, {exp_name}: {rules}"
         texts.append(f"{title}\n\n```\n{result.text()}\n```")
     if not texts:
         fail("--cross-play takes self-play runs, two seeds or more of an experiment, and there are none")

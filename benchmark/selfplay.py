@@ -143,7 +143,8 @@ def write_csv(path: Path | None, header: str, rows: list[list[Any]]) -> None:
 def print_scores(args: Scores) -> None:
     """A row for each experiment and game."""
     groups, rows = by_experiment(args.runs), []
-    print("| experiment | game | mean [95%] | runs | untrained | first, s (steps) |\n|---|---|---|---|---|---|")
+    print("| experiment | game | mean [95%], likeliest actions | runs | untrained | first, s (steps) |")
+    print("|---|---|---|---|---|---|")
     for name, runs in groups.items():
         check_one_game(runs)
         table: dict[str, list[list[Any]]] = defaultdict(list)
@@ -230,7 +231,8 @@ def print_exploitability(args: Exploitability) -> None:
     for name, _, policy, steps, behavior, score, _ in rows:
         if steps == str(args.steps):
             table[name, behavior][policy].append(float(score))
-    print(f"| experiment | best response | {' | '.join(args.policies)} |\n|---|---|{'---|' * len(args.policies)}")
+    print(f"| experiment | best response, sampled actions | {' | '.join(args.policies)} |")
+    print(f"|---|---|{'---|' * len(args.policies)}")
     for (name, behavior), columns in table.items():
         scores_of = [np.array(columns[policy]) for policy in args.policies]
         cells = [describe(x.mean(), student_interval(x) if len(x) > 1 else None) if len(x) else "" for x in scores_of]

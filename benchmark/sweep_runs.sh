@@ -92,5 +92,13 @@ case $1 in
             --workers 2 --folder sweeps/sac_hopper_positions -- --total-timesteps 300000 --no-cuda
         report sac_hopper_positions sweeps/sac_{recurrent_hopper,hopper_positions}/runs/*
         ;;
+    sac_crossq) # SAC without target networks beside SAC and the published curves, five hours
+        for script in variants/sac_crossq sac_continuous; do
+            sweep --script "$repository/$script.py" --folder "sweeps/$(basename $script)_100k" --seeds 101 102 103 --workers 2 \
+                --env-ids HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 -- --total-timesteps 100000 --eval-freq 5000 --no-cuda
+        done
+        report sac_crossq sweeps/sac_{crossq,continuous}_100k/runs/* \
+            --published "$repository/benchmark/published_curves.csv" --published-algorithms crossq
+        ;;
     *) echo "unknown: $1" && exit 2 ;;
 esac

@@ -3,7 +3,10 @@
 import os
 import signal
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,6 +69,33 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
         return folder
 
     return run
+
+
+@pytest.fixture
+def ray_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], dict[int, str]]]:
+    """Ids and commands of the processes that live of those that the test and Ray start.
+
+    Ray's files are in a folder of their own, whose path is short because Ray's sockets are there.
+    """
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
+        for name, value in {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+        def commands() -> dict[int, str]:
+            found = {}
+            for process in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):  # it has ended, or is another user's
+                    if f"RAY_TMPDIR={folder}\0".encode() in (process / "environ").read_bytes():
+                        found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+            return found
+
+        yield commands
+        for pid in commands():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        while commands():
+            time.sleep(0.05)
 
 
 @pytest.fixture(params=[ppo_selfplay, sac_selfplay], ids=["ppo", "sac"])

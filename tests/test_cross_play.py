@@ -10,7 +10,6 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from toy_policies import ToyAgent
 
 from utils import cross_play as module
-from utils.cross_play import CrossPlay, Player, cross_play, play, play_pairs, record_video, scripted_players, seatings
+from utils.cross_play import CrossPlay, Player, cross_play, play, play_pairs, scripted_players, seatings
 from utils.elo import bootstrap_ratings
 from utils.team_env import Team, TeamStep, make_team_env
 
@@ -225,18 +224,6 @@ def test_players_act_where_they_sit(layout: Layout, discrete: bool) -> None:
     np.testing.assert_array_equal(scores, expected)
     assert env.seeds == [5]
     assert len(frames) == 1
-
-
-@pytest.mark.parametrize(("env_id", "fps"), [("sumo", 10), ("vector_game:Auction", 4)])
-def test_a_video(env_id: str, fps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It has the game's own speed, and its path is printed."""
-    env = make_team_env(env_id, 1, render=True)
-    player = Player("random", env.teams[0].behavior)
-    record_video(env, {player.behavior: nn.Identity()}, player, player, 0, True, tmp_path)
-    (path,) = (tmp_path / "videos").iterdir()
-    assert path.name == f"{player.behavior}-vs-random.mp4"
-    assert capsys.readouterr().out == f"video: {path}\n"
-    assert iio.immeta(path)["fps"] == fps
 
 
 def test_policies_sample_by_the_seed() -> None:

@@ -162,7 +162,7 @@ def test_a_missing_matplotlib_costs_a_warning(
         assert captured.err.startswith(f"warning: not all of the table is in {folder.relative_to(Path.cwd())}: ")
         assert "matplotlib" in captured.err
         assert captured.err.count("\n") == 1
-        assert "cross-play: score of row against column" in captured.out
+        assert "cross-play, sampled actions: score of row against column" in captured.out
         assert (folder / "cross_play.csv").exists()
         (folder / "cross_play.csv").unlink()
         selfplay.main(parse_args(selfplay.Args, ["--evaluate", str(folder.relative_to(Path.cwd()))]))
@@ -221,20 +221,29 @@ def scores_line(text: str) -> str:
 def test_each_number_says_what_it_is(
     selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whose score, against whom, and its range; the table's ratings are not those of the training."""
+    """Whose score, against whom, by which actions, and its range; the training has an Elo, the table has ratings."""
     folder = train_selfplay(selfplay, cross_play_games=2)
     trained = capsys.readouterr().out
     for text in (trained, run_evaluation(selfplay, capsys, folder)):
         number = r"[01]\.\d\d"
         against = ", ".join(f"sumo against {name} {number}" for name in ("random", "charge", "centre"))
         line = scores_line(text).removeprefix("scores: ")
-        found = re.match(rf"(?:training rating sumo \d+, )?{against}(.*)", line)
+        found = re.match(rf"(?:training Elo sumo \d+, )?{against}(.*)", line)
         assert found, line
-        assert found[1] == " (means from 0 to 1: a win is 1, a draw 0.5)"
-        table = "cross-play: score of row against column in percent; ratings of this table, whose mean is 1200; the "
-        assert f"\n{table}training ratings are others\n" in text
+        assert found[1] == " (likeliest actions; means from 0 to 1: a win is 1, a draw 0.5)"
+        table = (
+            "cross-play, sampled actions: score of row against column in percent; ratings are fitted to this table, "
+        )
+        assert f"\n{table}with mean 1200; the training Elo is another scale\n" in text
         means = rf"{number} on average against older ones, {number} in the worst case"
-        assert re.search(rf"^sumo: the last snapshot scores {means} \(from 0 to 1: a win is 1, a", text, re.MULTILINE)
+        last = rf"^sumo: the last snapshot scores {means} \(sampled actions; from 0 to 1: a win is 1, a draw 0.5\)$"
+        assert re.search(last, text, re.MULTILINE)
+    for flags, actions in (({}, "likeliest"), ({"deterministic": False}, "sampled")):
+        text = run_evaluation(selfplay, capsys, folder, **flags)
+        assert f"({actions} actions; means from" in scores_line(text)
+        assert "\ncross-play, sampled actions: " in text  # as snapshots have met each other
+        text = run_evaluation(selfplay, capsys, folder, against="charge", **flags)
+        assert text.endswith(f"from 2 seeds, {actions} actions\n")
 
 
 @pytest.mark.slow
@@ -277,7 +286,7 @@ def test_against(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.Cap
         line = run_evaluation(selfplay, capsys, first, against=second, eval_games=40)
         number = r"(\d\.\d{3})"
         whom = r"(?:the scripted sumo player (?=random|charge)|sumo of (?=/|runs))(.*)"
-        score = rf"score {number}, 95% interval \[{number}, {number}\], from 20 seeds\n"
+        score = rf"score {number}, 95% interval \[{number}, {number}\], from 20 seeds, likeliest actions\n"
         found = re.fullmatch(rf"sumo of (.*) against {whom}: {score}", line)
         assert found
         assert found.groups()[:2] == (str(first), second)

@@ -300,7 +300,7 @@ def set_policy(folder: Path, behavior: str, probabilities: Sequence[float]) -> N
 
 def printed_scores(output: str) -> dict[str, tuple[float, float, float]]:
     """Score and its interval, of each behaviour."""
-    line = r"^(\w+) of .*: score ([\d.]+), 95% interval \[([\d.]+), ([\d.]+)\], from \d+ seeds$"
+    line = r"^(\w+) of .*: score ([\d.]+), 95% interval \[([\d.]+), ([\d.]+)\], from \d+ seeds, sampled actions$"
     return {name: (float(x), float(y), float(z)) for name, x, y, z in re.findall(line, output, re.MULTILINE)}
 
 
@@ -317,14 +317,8 @@ def test_best_response_in_rock_paper_scissors(
     set_policy(victim, "player", actions)
     known = 0.5 + 0.5 * (MatrixGame(1, 1.0).payoff @ actions).max()
     capsys.readouterr()
-    args: dict[str, Any] = {
-        "evaluate": victim,
-        "exploitability": 12_000,
-        "eval_games": 4000,
-        "cuda": False,
-        "compile": False,
-    }
-    ppo_selfplay.main(ppo_selfplay.Args(**args))
+    args = {"evaluate": victim, "exploitability": 12_000, "eval_games": 4000, "cuda": False, "compile": False}
+    ppo_selfplay.main(ppo_selfplay.Args(**RESPONSE | args))
     scores = printed_scores(capsys.readouterr().out)
     assert list(scores) == ["player"]
     score, low, high = scores["player"]
@@ -342,18 +336,10 @@ def test_best_response_of_two_roles(
     set_policy(victim, "same", (0.6, 0.3, 0.1))
     set_policy(victim, "other", (0.2, 0.5, 0.3))
     capsys.readouterr()
-    args: dict[str, Any] = {
-        "evaluate": victim,
-        "exploitability": 24_000,
-        "eval_games": 4000,
-        "cuda": False,
-        "compile": False,
-    }
-    ppo_selfplay.main(ppo_selfplay.Args(**args))
-    scores = printed_scores(capsys.readouterr().out)
-    assert {name: score for name, (score, _, _) in scores.items()} == pytest.approx(
-        {"same": 0.5, "other": 0.9}, abs=0.03
-    )
+    args = {"evaluate": victim, "exploitability": 24_000, "eval_games": 4000, "cuda": False, "compile": False}
+    ppo_selfplay.main(ppo_selfplay.Args(**RESPONSE | args))
+    scores = {name: score for name, (score, _, _) in printed_scores(capsys.readouterr().out).items()}
+    assert scores == pytest.approx({"same": 0.5, "other": 0.9}, abs=0.03)
 
 
 @pytest.mark.slow

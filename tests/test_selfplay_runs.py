@@ -332,7 +332,9 @@ def test_next_command_runs_as_printed(
     line = (
         rf"sumo of {folder.relative_to(folder.parent.parent)} against the scripted sumo player centre: score {number}, "
     )
-    assert re.match(line + rf"95% interval \[{number}, {number}\], from \d+ seeds\n", capsys.readouterr().out)
+    assert re.match(
+        line + rf"95% interval \[{number}, {number}\], from \d+ seeds, likeliest actions\n", capsys.readouterr().out
+    )
     (video,) = (folder / "videos").glob("*.mp4")
     assert iio.imread(video).std() > 1
 
@@ -509,6 +511,7 @@ def test_every_flag_changes_something(
         "discrete_target_entropy_scale",
     }
     ours |= {"opponents", "policy", "exploitability"}  # see test_opponents.py
+    ours |= {"play"}  # see test_play.py
     ours |= {"checkpoint_freq", "resume", "compile"}  # see test_checkpoints.py and test_compile.py
     ours |= {"learner_side"}  # Sumo is the same from both sides, and so are the weights
     assert {*selfplay.Args.__dataclass_fields__} - ours == {*SHARED, *FLAGS[selfplay.__name__]}, (

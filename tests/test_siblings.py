@@ -41,6 +41,8 @@ MAY_DIFFER = {
     | {"update", "evaluate", "main"},
     ("sac_continuous", "variants/sac_rewards"): {"Args", "check_args", "TwinQNetwork", "Agent", "compute_td_target"}
     | {"compute_qf_loss", "compute_actor_loss", "compute_qf_gradient", "update", "main"},
+    ("sac_continuous", "variants/sac_crossq"): {"Args", "Actor", "TwinQNetwork", "Agent", "compute_td_target", "main"}
+    | {"compute_qf_loss", "compute_actor_loss", "compute_qf_gradient", "update"},
 }
 MAX_CHANGED_LINES = {  # of `diff A B | grep -c '^[<>]'`
     ("ppo_continuous", "sac_continuous"): 637,
@@ -49,6 +51,7 @@ MAX_CHANGED_LINES = {  # of `diff A B | grep -c '^[<>]'`
     ("sac_continuous", "sac_selfplay"): 793,
     ("sac_continuous", "variants/sac_recurrent"): 480,  # 100 of them are the stand-in
     ("sac_continuous", "variants/sac_rewards"): 370,  # 100 of them are the stand-in
+    ("sac_continuous", "variants/sac_crossq"): 380,  # 100 of them are the stand-in
 }
 
 

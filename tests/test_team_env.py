@@ -274,7 +274,7 @@ def test_a_vectorised_game_by_its_name() -> None:
         ("Auction", "exit", "cannot be made: SystemExit: no display"),
         ("Auction", "step exit", "cannot be made: SystemExit: 0"),
         ("Auction", "scores", r"scores of step must give arrays of .*\(2, 2\).*, not .*\(2,\)"),
-        ("Auction", "actions", "scripted_actions must give arrays of"),
+        ("Auction", "actions", "scripted_actions of random must give arrays of"),
         ("not_a_game", None, "a TeamEnv has num_games, teams, .*, and this object has not"),
         (
             "nobody",

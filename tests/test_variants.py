@@ -34,8 +34,17 @@ MAY_DIFFER = {
     | {"compute_td_target", "compute_actor_loss", "compute_qf_gradient", "compute_actor_gradient", "evaluate", "main"},
     "sac_rewards": {"Args", "check_args", "TwinQNetwork", "Agent", "compute_td_target", "compute_qf_loss"}
     | {"compute_actor_loss", "compute_qf_gradient", "update", "main"},
+    "sac_ray": {"Args", "check_args", "RunningMeanStd", "main"},
+    "sac_crossq": {"Args", "Actor", "TwinQNetwork", "Agent", "compute_td_target", "compute_qf_loss", "main"}
+    | {"compute_actor_loss", "compute_qf_gradient", "update"},
 }
-OWN_FLAGS = {"sac_recurrent": {"sequence_length": 8, "hidden_size": 8, "batch_size": 4}}  # of a short run
+OWN_SECTIONS = {"sac_ray": {"Parameter server", "Rollout worker", "Tester", "Learner"}}  # its parts
+OWN_FLAGS = {  # of a short run
+    "sac_recurrent": {"sequence_length": 8, "hidden_size": 8, "batch_size": 4},
+    "sac_ray": {"num_workers": 1, "rollout_steps": 5, "num_buffer_shards": 2},
+}
+# No run of these equals another: the weights that a rollout is made with depend on how fast each process is.
+ASYNCHRONOUS = {"sac_ray"}  # tests/test_sac_ray.py kills and resumes it
 
 
 def load_script(name: str) -> ModuleType:
@@ -76,9 +85,11 @@ def words(name: str, **flags: Any) -> list[str]:
 
 
 def test_sections(variant: str) -> None:
-    """The banners of the script, without the stand-in."""
+    """The banners of the script, without the stand-in, and those that are listed."""
     one, other = (re.findall(r"^# === (.*?) =+$", source(x), re.M) for x in (f"variants/{variant}", parent_of(variant)))
-    assert one == [section for section in other if section != STAND_IN]
+    own = OWN_SECTIONS.get(variant, set())
+    assert [section for section in one if section not in own] == [section for section in other if section != STAND_IN]
+    assert own <= set(one)
 
 
 def test_shared_code_is_the_same_to_the_letter(variant: str) -> None:
@@ -128,14 +139,17 @@ def test_commands(variant: str, tmp_path: Path) -> None:
 
     far = str(tmp_path / "repository" / script)
     assert result in command("elsewhere", far, "--evaluate", str(tmp_path / folder)).splitlines()
-    command("elsewhere", far, *tiny)
-    (other,) = Path("elsewhere/runs").iterdir()
-    assert_same_weights(folder, other)
+    if variant not in ASYNCHRONOUS:
+        command("elsewhere", far, *tiny)
+        (other,) = Path("elsewhere/runs").iterdir()
+        assert_same_weights(folder, other)
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on(variant: str) -> None:
     """Bit for bit: checkpoint, model, buffer and curves of the resumed run equal those of the uninterrupted one."""
+    if variant in ASYNCHRONOUS:
+        pytest.skip("it goes on, but not bit for bit")
     script, argv = load_script(variant), words(variant, total_timesteps=450)
     assert run(script, *argv) == 0, Path("out.txt").read_text()
     calm = everything(only_run())

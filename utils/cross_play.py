@@ -13,8 +13,10 @@ import torch
 
 from utils.elo import bootstrap_ratings, game_scores
 from utils.policy_stack import PolicyStack
+from utils.run import name_actions
 from utils.snapshot_pool import Weights
 from utils.team_env import TeamEnv, legal_actions, play_games
+from utils.video import film_strip, write_picture, write_video
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -112,19 +114,19 @@ def record_video(
 ) -> None:
     """Writes a game of the two players to folder/videos, at the game's own speed, and prints the path.
 
-    The environment must have been made for rendering.
+    Frames of the game side by side are written to folder/strip.png, in place of those of an earlier video. The
+    environment must have been made for rendering.
     """
-    from moviepy.video.io.ImageSequenceClip import ImageSequenceClip
-
     (folder / "videos").mkdir(exist_ok=True)
     frames: list[np.ndarray] = []
     side = seatings(env, first, second)[0]
     seats = np.array([[int(t != side) for t in range(len(env.teams))]])
     play(env, agents, [first, second], seats, seed, deterministic, frames)
-    name = re.sub(r"[^\w.-]", "-", f"{first.behavior}-vs-{second.name}.mp4")
-    path = folder / "videos" / name
-    ImageSequenceClip(frames, fps=getattr(env, "render_fps", 10.0)).write_videofile(str(path), logger=None)
-    print(f"video: {path}")
+    path = folder / "videos" / re.sub(r"[^\w.-]", "-", f"{first.behavior}-vs-{second.name}.mp4")
+    write_video(path, frames, getattr(env, "render_fps", 10.0))
+    write_picture(folder / "strip.png", film_strip(frames))
+    no_end = "" if hasattr(env, "restarts") else f" (without its end: {type(env).__name__} has no attribute restarts)"
+    print(f"video: {path}{no_end}\nframes of it: {folder / 'strip.png'}")
 
 
 def play_pairs(
@@ -179,6 +181,8 @@ class CrossPlay:
     low: np.ndarray
     high: np.ndarray
     """each (n,)"""
+    deterministic: bool = False
+    """whether policies took their likeliest actions; else they sampled"""
 
     @property
     def labels(self) -> list[str]:
@@ -243,11 +247,12 @@ class CrossPlay:
 
     def report(self, folder: Path) -> None:
         """Prints the table and what follows from it. Writes the table to a folder as CSV and heat map."""
-        ratings = "ratings of this table, whose mean is 1200; the training ratings are others"
-        print(f"cross-play: score of row against column in percent; {ratings}\n{self.text()}")
+        actions = name_actions(self.deterministic)
+        ratings = "ratings are fitted to this table, with mean 1200; the training Elo is another scale"
+        print(f"cross-play, {actions}: score of row against column in percent; {ratings}\n{self.text()}")
         for behavior, (mean, worst) in self.progress().items():
             against = f"{mean:.2f} on average against older ones, {worst:.2f} in the worst case"
-            print(f"{behavior}: the last snapshot scores {against} (from 0 to 1: a win is 1, a draw 0.5)")
+            print(f"{behavior}: the last snapshot scores {against} ({actions}; from 0 to 1: a win is 1, a draw 0.5)")
         shares = zip(self.labels, self.nash_weights(), strict=True)
         print("Nash weights: " + ", ".join(f"{label} {share:.2f}" for label, share in shares if share >= 0.005))
         if self.circles()[1]:
@@ -289,7 +294,7 @@ class CrossPlay:
         axes.set_yticks(range(n), rows)
         axes.set_xlabel("column player")
         axes.set_ylabel("row player  (rating)")
-        axes.set_title("Cross-play")
+        axes.set_title(f"Cross-play, {name_actions(self.deterministic)}")
         bar = figure.colorbar(image, shrink=0.8, ticks=[0, 25, 50, 75, 100])
         bar.set_label("score of the row player against\nthe column player, percent")
         return figure
@@ -355,4 +360,4 @@ def cross_play(
     for (i, j), result in zip(pairs, results, strict=True):
         scores[i, j], scores[j, i] = result, 1.0 - result
     ratings = bootstrap_ratings(scores, games_per_score=games_per_score)
-    return CrossPlay(list(players), scores, games_per_score, *ratings)
+    return CrossPlay(list(players), scores, games_per_score, *ratings, deterministic)

@@ -9,6 +9,10 @@ class TaskError(Exception):
     """An exception raised by the task's own code: its constructor, `reset` or `step`."""
 
 
+class PartLost(Exception):
+    """A process of the run has died with data that no other one has: the run goes on from its last checkpoint."""
+
+
 def missing_package(what: str, error: ModuleNotFoundError) -> SystemExit:
     """Prints one sentence about a package that is not installed; returns what the caller raises, with status 2."""
     package = str(error.name).partition(".")[0]

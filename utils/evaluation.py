@@ -22,7 +22,8 @@ from utils.cross_play import (
     scripted_players,
 )
 from utils.elo import score_interval
-from utils.run import Run, describe, fail, load_model, warn
+from utils.play import play_at_keyboard
+from utils.run import Run, describe, fail, load_model, name_actions, warn
 from utils.snapshot_pool import Snapshot, SnapshotPool
 from utils.team_env import Team, TeamEnv
 
@@ -116,14 +117,18 @@ def load_policies(
 def evaluate_run(
     args: Any, make_env: MakeGames, load_run: Callable[[Path, str], Any], train: Callable[[Any], Path]
 ) -> dict[str, np.ndarray]:
-    """--evaluate: the scores and the table of a run, with --against its score against another player, or with
-    --exploitability the score of a policy that learns to beat it. Returns what `score_pairs` does.
+    """--evaluate: the scores and the table of a run, with --against its score against another player, with --play a
+    person's games against it, or with --exploitability the score of a policy that learns to beat it. Returns what
+    `score_pairs` does.
 
     `make_env(args, num_games, render)` makes games, `load_run(folder, flag)` gives the agents, pools and arguments of a
     saved run, and `train(args)` trains and returns the run folder.
     """
     agents, pools, _ = load_run(args.evaluate, "evaluate")
     make_games, own = partial(make_env, args), load_players(args.evaluate, pools, args.policy, "policy")
+    if args.play:
+        play_at_keyboard(args, make_games, agents, own)
+        return {}
     if args.exploitability:
         response = train_response(args, train)
         players = load_players(response, load_run(response, "evaluate")[1], "last", "response")
@@ -132,7 +137,7 @@ def evaluate_run(
     if args.against is None:
         video_folder = args.evaluate if args.capture_video else None
         rules = args.eval_games, args.seed + 1_000_000, args.deterministic, video_folder
-        print(describe(score_policies(make_games, agents, *rules, own)))
+        print(describe(score_policies(make_games, agents, *rules, own), args.deterministic))
         if args.cross_play_games:
             seed, num_snapshots = args.seed + 2_000_000, args.cross_play_snapshots
             table = snapshot_table(make_games, agents, pools, num_snapshots, args.cross_play_games, seed)
@@ -171,7 +176,7 @@ def score_pairs(
         other = f"{players[j].behavior} of {other_name}"
         if players[j].is_scripted:
             other = f"the scripted {players[j].behavior} player {other_name}"
-        interval = f"95% interval [{low:.3f}, {high:.3f}], from {len(scores)} seeds"
+        interval = f"95% interval [{low:.3f}, {high:.3f}], from {len(scores)} seeds, {name_actions(deterministic)}"
         print(f"{players[i].behavior} of {name} against {other}: score {mean:.3f}, {interval}")
         if args.capture_video:
             record_video(env, agents, players[i], players[j], args.seed, deterministic, args.evaluate)

@@ -69,6 +69,9 @@ class DiscGame:
     radius: ClassVar[float]  # of a disc
     max_steps: ClassVar[int] = 100
     render_fps: ClassVar[float] = 1 / DT
+    # for a person at the keyboard (`utils/play.py`)
+    keys: ClassVar[str] = "arrows or WASD: push"
+    team_colours = TEAM_COLOURS
 
     def __init__(self, num_games: int) -> None:
         self.num_games = num_games
@@ -162,11 +165,22 @@ class DiscGame:
             if branches:
                 return self.player_rng.integers(branches, size=(*shape, len(branches)))
             return self.player_rng.uniform(-1, 1, size=(*shape, 2)).astype(np.float32)
-        forces = self.scripted_forces(name, team).T
+        return self.nearest_actions(self.scripted_forces(name, team), team)
+
+    def nearest_actions(self, forces: np.ndarray, team: int) -> np.ndarray:
+        """Actions of a team for forces (team_size, num_games) in its discs' own frames."""
+        branches = self.teams[team].branches
         if branches:
-            nearest = np.abs(forces[..., None] - PUSHES).argmin(axis=-1)
+            nearest = np.abs(forces.T[..., None] - PUSHES).argmin(axis=-1)
             return np.stack(np.unravel_index(nearest, branches), axis=-1)
-        return coordinates([forces]).astype(np.float32)
+        return coordinates([forces.T]).astype(np.float32)
+
+    def keyboard_actions(self, team: int, direction: tuple[int, int], number: int | None) -> np.ndarray:
+        """Actions of a team in all games for a person's keys: pushes along the direction (x, y) of the picture."""
+        first = sum(len(other.agents) for other in self.teams[:team])
+        own_frames = self.ahead()[first : first + len(self.teams[team].agents)]  # (team_size, num_games or 1)
+        force = unit(np.array(complex(*direction)))
+        return self.nearest_actions(np.tile(force * own_frames.conj(), self.num_games // own_frames.shape[1]), team)
 
     def render(self) -> np.ndarray:
         """A picture of game 0 (IMAGE_SIZE, IMAGE_SIZE, 3) uint8: one colour per team, and a bar for the time left."""
@@ -283,6 +297,7 @@ class Builds(Sumo):
     """
 
     heft = 4.0
+    keys = "arrows or WASD: push; 1, 2, 3 before a game: build"
 
     def __init__(self, num_games: int, actions: Literal["box", "discrete", "multidiscrete"] = "box") -> None:
         super().__init__(num_games, actions)
@@ -318,12 +333,20 @@ class Builds(Sumo):
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
         """Those of Sumo's players; each picks its build at random."""
         actions = super().scripted_actions(name, team)
-        if name != "random":
-            builds = self.player_rng.integers(3, size=(self.num_games, 1))
-            picked = np.exp(2j * np.pi / 3 * builds)
-            numbers = np.full(actions.shape, builds[..., None]) if self.teams[team].branches else coordinates([picked])
-            actions = np.where((self.time == 0)[:, None, None], numbers, actions).astype(actions.dtype)
-        return actions
+        if name == "random":
+            return actions
+        return self.with_builds(actions, self.player_rng.integers(3, size=(self.num_games, 1)), team)
+
+    def with_builds(self, actions: np.ndarray, builds: np.ndarray, team: int) -> np.ndarray:
+        """Actions of a team that pick these builds (num_games, 1) in games that have just begun."""
+        picked = np.exp(2j * np.pi / 3 * builds)
+        numbers = np.full(actions.shape, builds[..., None]) if self.teams[team].branches else coordinates([picked])
+        return np.where((self.time == 0)[:, None, None], numbers, actions).astype(actions.dtype)
+
+    def keyboard_actions(self, team: int, direction: tuple[int, int], number: int | None) -> np.ndarray:
+        """Those of Sumo. The keys 1, 2 and 3 pick the build with so many dots; without a key it has one."""
+        actions = super().keyboard_actions(team, direction, number)
+        return self.with_builds(actions, np.full((self.num_games, 1), ((number or 1) - 1) % 3), team)
 
     def render(self) -> np.ndarray:
         """The picture of Sumo, with one, two or three dots on a disc for its build."""

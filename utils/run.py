@@ -40,7 +40,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn, Protocol, TextIO, TypeVar, get_type_hints
 
-from utils.errors import MAX_OBS_DIM, TaskError, missing_package
+from utils.errors import MAX_OBS_DIM, PartLost, TaskError, missing_package
 
 try:
     import gymnasium as gym
@@ -124,19 +124,22 @@ class Output:
 # === Arguments ========================================================================================================
 
 MAY_CHANGE = {  # arguments of a saved run that the command line may change
-    "resume": ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity", "capture_video"),
+    "resume": ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity", "capture_video")
+    + ("address", "num_workers", "worker_cpus"),
     "evaluate": ("seed", "eval_episodes", "capture_video", "eval_games", "cross_play_games", "cross_play_snapshots")
-    + ("deterministic", "against", "exploitability", "policy"),
+    + ("deterministic", "against", "exploitability", "policy", "play"),
 }
 OFF_IN_EVALUATION = ("track", "capture_video", "upload_model")  # unless the command line sets them
-PACKAGES = {"track": "wandb", "upload_model": "huggingface_hub", "capture_video": "moviepy"}
+PACKAGES = {"track": "wandb", "upload_model": "huggingface_hub", "capture_video": "moviepy", "play": "pygame"}
 Limits = Mapping[str, tuple[float, float]]
 
 
 def fail(message: str) -> NoReturn:
     """Ends the program before training: one sentence on standard error, exit status 2."""
     print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(2)
+    end = SystemExit(2)
+    end.add_note(message)  # for a program whose process this is not (`utils/cluster.py`)
+    raise end
 
 
 def flag_of(name: str) -> str:
@@ -466,7 +469,7 @@ def check_memory(buffers: Mapping[str, "Buffer"]) -> None:
     """Exits with one sentence if replay buffers are larger than the machine's memory, which they use as they fill."""
     if hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        columns = [x for buffer in buffers.values() for x in buffer.columns.values() if x.device.type == "cpu"]
+        columns = [x for buffer in buffers.values() for x in buffer.columns.values() if x.device.type != "cuda"]
         size = sum(x.nbytes for x in columns) / 2**30
         if size > memory:
             fail(f"--buffer-size takes what fits into memory: {size:,.0f} GiB are asked for, of {memory:,.0f} GiB")
@@ -674,17 +677,21 @@ class Run:
             import wandb
 
             assert wandb.run is not None
-            if global_step >= wandb.run.step:  # else W&B had it before the run was killed and resumed
-                wandb.log(metrics, step=global_step)
+            step = max(
+                global_step, self.log_step
+            )  # W&B takes no point that is late, as an evaluation beside the training
+            if step >= wandb.run.step:  # else W&B had it before the run was killed and resumed
+                wandb.log(metrics, step=step)
         try:
             for name, value in metrics.items():
                 self.writer.add_scalar(name, value, global_step)
         except OSError as error:
             warn(f"points of step {global_step:,} are not in TensorBoard: {error}")
-        self.log_step, self.log_time = global_step, time.time()
+        if global_step >= self.log_step:
+            self.log_step, self.log_time = global_step, time.time()
         if global_step >= self.total_steps and any(name.startswith("eval/") for name in metrics):
-            print(describe(metrics), flush=True)
-        status = describe_status(self.results)
+            print(describe(metrics, getattr(self.args, "deterministic", True)), flush=True)
+        status = describe_status(self.results, name_actions(getattr(self.args, "deterministic", True)))
         self.progress.set_postfix_str(status, refresh=False)
         if self.progress.disable and self.log_time - self.line_time > 30:
             speed = (global_step - self.line_step) / (self.log_time - self.line_time)
@@ -701,7 +708,7 @@ class Run:
         if isinstance(error, TaskError):
             traceback.print_exception(error)
             failure = f"--env-id {self.args.env_id} failed after step {self.global_step:,}: {error}"
-        elif isinstance(error, FloatingPointError):
+        elif isinstance(error, (FloatingPointError, PartLost)):
             failure = str(error)  # the last checkpoint is the last good state
         elif error is not None and lacks_memory(error):
             failure = describe_memory(self.args, error)
@@ -710,8 +717,8 @@ class Run:
                 self.check_weights()
                 if not self.save(is_finished):
                     failure, is_finished = failure or "the model or the checkpoint could not be written", False
-            except FloatingPointError as not_finite:
-                failure, is_finished = str(not_finite), False
+            except (FloatingPointError, PartLost) as not_sound:
+                failure, is_finished = str(not_sound), False
         self.close(terminate=bool(failure) or isinstance(error, KeyboardInterrupt))
         if error is not None and not failure and not isinstance(error, (Stopped, KeyboardInterrupt)):
             return False  # an exception of our own code: a traceback, and no checkpoint of its state
@@ -881,26 +888,32 @@ def compiled(function: FunctionT, *example: Any) -> FunctionT:
     return function
 
 
-def describe(metrics: Mapping[str, float]) -> str:
+def name_actions(deterministic: bool) -> str:
+    """How policies act in an evaluation, in words that stand beside their score."""
+    return "likeliest actions" if deterministic else "sampled actions"
+
+
+def describe(metrics: Mapping[str, float], deterministic: bool = True) -> str:
     """The results of an evaluation in one line."""
     if "eval/return_mean" in metrics:
         mean, std, length = (metrics[f"eval/{name}"] for name in ("return_mean", "return_std", "length_mean"))
         return f"evaluation: return {mean:.2f} +/- {std:.2f}, length {length:.1f}"
-    return f"scores: {describe_status(metrics)} (means from 0 to 1: a win is 1, a draw 0.5)"
+    note = f"{name_actions(deterministic)}; means from 0 to 1: a win is 1, a draw 0.5"
+    return f"scores: {describe_status(metrics, note)}"
 
 
-def describe_status(metrics: Mapping[str, float]) -> str:
-    """The newest results in one line, for the progress bar and the log file."""
+def describe_status(metrics: Mapping[str, float], note: str) -> str:
+    """The newest results in one line, for the progress bar and the log file, with a note on the scores of a game."""
     labels = {"charts/episodic_return": "return", "eval/return_mean": "evaluation"}
-    status = []
+    status, scores = [], []
     for name, value in metrics.items():
         if name in labels and not math.isnan(value):
             status.append(f"{labels[name]} {value:.1f}")
         elif name.startswith("selfplay/rating_"):
-            status.append(f"training rating {name.removeprefix('selfplay/rating_')} {value:.0f}")
+            status.append(f"training Elo {name.removeprefix('selfplay/rating_')} {value:.0f}")
         elif "_score_vs_" in name:
-            status.append(f"{name.removeprefix('eval/').replace('_score_vs_', ' against ')} {value:.2f}")
-    return ", ".join(status)
+            scores.append(f"{name.removeprefix('eval/').replace('_score_vs_', ' against ')} {value:.2f}")
+    return ", ".join(status + scores) + (f" ({note})" if scores else "")
 
 
 # === Files ============================================================================================================
@@ -1147,7 +1160,8 @@ def upload_model(folder: Path, args: Any, metrics: Mapping[str, float]) -> None:
     from huggingface_hub import EvalResult, HfApi, ModelCardData
 
     scores = {name: f"{value:.2f}" for name, value in metrics.items() if "_score_vs_" in name}
-    result, of_what = describe_status(metrics), "Scores of the final policies"
+    note = name_actions(getattr(args, "deterministic", True))
+    result, of_what = describe_status(metrics, note), "Scores of the final policies"
     if "eval/return_mean" in metrics:
         result = f"{metrics['eval/return_mean']:.2f} +/- {metrics['eval/return_std']:.2f}"
         scores, of_what = {"mean_reward": result}, "Return of the final deterministic policy"

@@ -83,8 +83,9 @@ class TeamEnv(Protocol):
     `step` ignores the actions of an agent that is not alive, and its observation is zeros. An agent that is alive but
     may not act, because it is another agent's turn, has one legal action: the first of each branch.
 
-    Two further attributes are optional; only videos use them. `render_fps` is the game's own speed in steps per second,
-    10 if it is missing. `restarts` is True; once it is set to False, games that end stay as they are until `reset`.
+    Further attributes are optional. Videos and `--play` use two of them: `render_fps` is the game's own speed in steps
+    per second, 10 if it is missing. `restarts` is True; once it is set to False, games that end stay as they are until
+    `reset`. For `--play` alone see `utils/play.py`.
     """
 
     num_games: int
@@ -353,6 +354,28 @@ def read_reward(agent: str, rewards: Mapping[str, Any]) -> float:
         raise TaskError(f"the reward of {agent} must be a number, not {rewards[agent]!r:.80}") from error
 
 
+ScriptedPlayer = Callable[[ParallelEnv, str, Any], Any]  # the game, an agent and its observation, to its action
+
+
+def read_scripted(env_id: str, module: Any, teams: tuple[Team, ...]) -> dict[str, dict[str, ScriptedPlayer]]:
+    """The scripted players of a PettingZoo module: name -> name of a team -> function; {} if it has none.
+
+    `module.scripted_players` maps a name to a function that plays for all teams, or to a function for each team that
+    the player can play for. A function takes the game, the name of an agent and its observation, and returns the
+    agent's action. The weakest player comes first. Raises BadGame if there is something else.
+    """
+    given, names = getattr(module, "scripted_players", {}), [team.name for team in teams]
+    found: dict[str, dict[str, ScriptedPlayer]] = {}
+    for name, player in given.items() if isinstance(given, Mapping) else [("random", given)]:
+        functions: Any = dict.fromkeys(names, player) if callable(player) else player
+        is_good = isinstance(name, str) and name != "random" and isinstance(functions, Mapping) and len(functions) > 0
+        if not is_good or not functions.keys() <= set(names) or not all(map(callable, functions.values())):
+            takes = f"names other than random to functions, or to functions by team ({', '.join(names)})"
+            raise BadGame(f"{env_id} takes scripted_players that map {takes}, not {given!r:.200}")
+        found[name] = dict(functions)
+    return found
+
+
 class Seat:
     """The place of one agent in its team's arrays, and the conversion between its spaces and these arrays.
 
@@ -411,6 +434,23 @@ class Seat:
         assert isinstance(space, MultiDiscrete)
         return (action[: len(self.branches)].reshape(space.shape) + space.start).astype(space.dtype)
 
+    def read_action(self, action: Any, mask: np.ndarray | None) -> np.ndarray:
+        """The reverse of `write_action`: a row of the team's actions, of which `mask` says what is legal."""
+        space = self.action_space
+        if isinstance(space, Box):
+            value = np.asarray(action, dtype=np.float64)
+            if value.shape != space.shape or not np.isfinite(value).all():
+                raise TaskError(f"the action of {self.agent} must be in {space}, not {action!r:.80}")
+            low, high = 0.5 * space.low.astype(np.float64), 0.5 * space.high.astype(np.float64)
+            centre, half = high + low, high - low
+            return ((value - centre) / np.where(half > 0.0, half, 1.0)).clip(-1.0, 1.0).ravel()
+        if not space.contains(action):
+            raise TaskError(f"the action of {self.agent} must be in {space}, not {action!r:.80}")
+        branches = np.ravel(action - space.start)
+        if mask is not None and not mask[self.starts[: len(branches)] + branches].all():
+            raise TaskError(f"the action of {self.agent} must be legal, and {action!r:.80} is not")
+        return branches
+
 
 class PettingZooGames:
     """Copies of a PettingZoo parallel environment as a `TeamEnv`. They are stepped one after another.
@@ -419,15 +459,23 @@ class PettingZooGames:
     either counts as terminated. Each copy is seeded at its first game only; later games continue its random stream.
     """
 
-    def __init__(self, envs: list[ParallelEnv], teams: tuple[Team, ...]) -> None:
-        self.envs, self.num_games, self.teams = envs, len(envs), teams
-        self.scripted_by_team: tuple[tuple[str, ...], ...] = (("random",),) * len(teams)
+    def __init__(
+        self,
+        envs: list[ParallelEnv],
+        teams: tuple[Team, ...],
+        scripted: Mapping[str, Mapping[str, ScriptedPlayer]] | None = None,
+    ) -> None:
+        """`scripted` are the game's own scripted players (`read_scripted`), which come after "random"."""
+        self.envs, self.num_games, self.teams, self.scripted = envs, len(envs), teams, scripted or {}
+        own = [[name for name, by_team in self.scripted.items() if team.name in by_team] for team in teams]
+        self.scripted_by_team: tuple[tuple[str, ...], ...] = tuple(("random", *names) for names in own)
         self.alive = self._zeros(bool)
         self.action_masks = self._idle_masks()
         self.restarts = True  # whether a game that ends starts again in the same step
         fps = (getattr(envs[0], "metadata", None) or {}).get("render_fps")
         self.render_fps = float(fps) if isinstance(fps, (int, float)) and fps > 0 else 10.0
         self._seats = [Seat(envs[0], teams, t, k) for t, team in enumerate(teams) for k in range(len(team.agents))]
+        self._observations: list[dict[str, Any]] = [{} for _ in envs]  # the game's own, of agents that may act
 
     def _zeros(self, dtype: type, dims: list[int] | None = None) -> list[np.ndarray]:
         """Per team an array (num_games, team_size), or (num_games, team_size, dims[team])."""
@@ -447,6 +495,7 @@ class PettingZooGames:
         """Writes the observations of the agents of game i, and the legal actions of those that are alive."""
         env = self.envs[i]
         turn = env.aec_env.agent_selection if isinstance(env, turn_based_aec_to_parallel_wrapper) else None
+        self._observations[i] = {agent: obs for agent, obs in observations.items() if turn in (None, agent)}
         for seat in self._seats:
             is_alive, mask = self.alive[seat.team][i, seat.index], self.action_masks[seat.team]
             if is_alive and seat.agent not in observations:
@@ -530,16 +579,32 @@ class PettingZooGames:
         return self._obs
 
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
-        """Actions of "random", the only scripted player: uniform over the legal actions."""
+        """Actions of a scripted player; those of "random" are uniform over the legal actions."""
         if name not in self.scripted_by_team[team]:
             known = ", ".join(self.scripted_by_team[team])
             raise ValueError(f"{name} is no scripted player of this game, which has {known}")
         mask, sizes = self.action_masks[team], self.teams[team].branches
+        if name != "random":
+            return self._own_scripted_actions(name, team)
         if mask is None:
             shape = (*self.alive[team].shape, self.teams[team].action_dim)
             return self._random.uniform(-1.0, 1.0, shape).astype(np.float32)
         lots = mask * (1.0 - self._random.random(mask.shape))  # legal ones are above 0; the highest of a branch wins
         return np.stack([part.argmax(-1) for part in np.split(lots, np.cumsum(sizes)[:-1], axis=-1)], axis=-1)
+
+    def _own_scripted_actions(self, name: str, team: int) -> np.ndarray:
+        """Actions of a scripted player that came with the game. Agents that may not act get zeros."""
+        shape, mask = (*self.alive[team].shape, self.teams[team].action_dim), self.action_masks[team]
+        actions = np.zeros(shape, dtype=np.int64 if self.teams[team].branches else np.float32)
+        function = self.scripted[name][self.teams[team].name]
+        for i, env in enumerate(self.envs):
+            with game_code(f"scripted player {name} in environment {i}"):
+                for seat in self._seats:
+                    if seat.team == team and self.alive[team][i, seat.index] and seat.agent in self._observations[i]:
+                        action = function(env, seat.agent, self._observations[i][seat.agent])
+                        row = seat.read_action(action, None if mask is None else mask[i, seat.index])
+                        actions[i, seat.index, : row.size] = row
+        return actions
 
     def render(self) -> np.ndarray:
         """A picture of game 0, (height, width, 3) uint8. The game must have been made with render_mode="rgb_array"."""
@@ -601,10 +666,11 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
     for mask, shape, team in zip(env.action_masks, shapes, env.teams, strict=True):
         if mask is not None:
             check_arrays("action_masks", [mask], [(*shape, sum(team.branches))], "bool")
-    actions = [env.scripted_actions("random", t) for t in range(len(env.teams))]
     action_shapes = [(*shape, team.action_dim) for shape, team in zip(shapes, env.teams, strict=True)]
-    check_arrays("scripted_actions", actions, action_shapes)
-    step = env.step(actions)
+    for t, names in enumerate(env.scripted_by_team):
+        for name in names:
+            check_arrays(f"scripted_actions of {name}", [env.scripted_actions(name, t)], [action_shapes[t]])
+    step = env.step([env.scripted_actions("random", t) for t in range(len(env.teams))])
     for name in ("obs", "final_obs"):
         check_arrays(f"{name} of step", getattr(step, name), obs_shapes, "float32")
     check_arrays("rewards of step", step.rewards, shapes)
@@ -665,6 +731,7 @@ def make_team_env(
     - `sumo`, `builds`, `pursuit`: the built-in games, which are short names of `utils.games:Sumo` and so on.
     - `module:Class`: any vectorised game. `Class(num_games, **env_kwargs)` must return a `TeamEnv`, which is checked.
     - `module`: a PettingZoo module with `parallel_env(**env_kwargs)` or `env(**env_kwargs)`; one copy for each game.
+      It may have scripted players beside the game (`read_scripted`).
 
     `teams` (name -> agents) overrides the teams that the agents' names tell; PettingZoo only. `symmetric` overrides
     the behaviours: one policy for all teams, or one each. `render` asks for pictures of game 0.
@@ -700,7 +767,14 @@ def make_team_env(
         if render:
             envs[0].reset()
             check_picture(envs[0].render())
-        return PettingZooGames(envs, make_teams(env_id, envs[0], teams, symmetric))
+        made = make_teams(env_id, envs[0], teams, symmetric)
+        if scripted := read_scripted(env_id, found, made):
+            trial = PettingZooGames(envs[:1], made, scripted)
+            trial.reset(0)
+            for t, names in enumerate(trial.scripted_by_team):
+                for name in names:
+                    trial.scripted_actions(name, t)
+        return PettingZooGames(envs, made, scripted)
 
 
 def make_games(

@@ -1,0 +1,656 @@
+"""SAC without target networks: normalised layers, so that the critics can bootstrap from themselves (CrossQ).
+
+Bhatt et al. 2024, https://arxiv.org/abs/1902.05605, with what its successor XQC added (Palenicek et al. 2025,
+https://arxiv.org/abs/2509.25174). How it differs from `sac_continuous.py`:
+- The inputs and the hidden layers of actor and critics go through batch renormalisation (`BatchRenorm`). Whatever acts
+  or is only asked for values uses running statistics.
+- There is no target network. One pass of the critics goes over (s, a) and (s', a') together, so that both halves are
+  normalised by the same statistics (`compute_qf_loss`).
+- The weights of hidden layers keep the norm 1 (`NormalizedNet.project`): their effective step size stays constant.
+- The critics predict a histogram of the value and minimise a cross-entropy. Rewards are scaled to its range.
+- Adam's beta1 is 0.5. The actor takes one step for every three of the critics.
+
+    python variants/sac_crossq.py --env-id Hopper-v5
+
+`docs/sac.md` explains the rest of the file.
+"""
+
+import copy
+import itertools
+import json
+import math
+import random
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from gymnasium.spaces import flatdim
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ stands there
+from utils.run import Run, compiled, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
+
+# === Arguments ========================================================================================================
+
+
+@dataclass
+class Args:
+    """SAC without target networks: trains on any Gymnasium task with continuous actions."""
+
+    # --- experiment ---
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
+    seed: int = 1  # seed of the networks, the exploration, the minibatches and the environments
+    cuda: bool = True  # use the GPU if there is one
+    compile: bool = True  # compile the update: starts some seconds later, and trains faster
+    track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
+    wandb_project_name: str = "continuous-control"  # W&B project
+    wandb_entity: str | None = None  # W&B team or user; default: that of the account
+    capture_video: bool = False  # record the first episode of every evaluation into videos/ of the run folder
+    save_model: bool = True  # write model.pt into the run folder at the end
+    upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
+    hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
+    eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
+    eval_episodes: int = 10  # episodes of an evaluation
+    evaluate: Path | None = None  # do not train: evaluate the model of this run folder
+    checkpoint_freq: int = 20_000  # environment steps between checkpoints (with resets); 0: only first and last
+    resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
+
+    # --- environment ---
+    env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
+    env_kwargs: str = "{}"  # arguments of the task in JSON, such as {"ctrl_cost_weight": 0.2}
+    num_envs: int = 1  # parallel environments
+    vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
+
+    # --- algorithm ---
+    total_timesteps: int = 1_000_000  # environment steps of the run, over all environments
+    buffer_size: int = 1_000_000  # transitions in the replay buffer; the oldest are overwritten
+    batch_size: int = 256  # transitions in a minibatch
+    learning_starts: int = 5_000  # environment steps with uniformly random actions before the first update
+    updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each
+    gamma: float = 0.99  # discount factor
+    policy_frequency: int = 3  # the actor is updated once for every N critic updates
+    renorm_warmup: int = 100_000  # updates of a network with batch normalisation, before renormalisation begins
+    policy_lr: float = 3e-4  # learning rate of the actor
+    q_lr: float = 3e-4  # learning rate of the critics
+    alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
+    anneal_lr: bool = False  # the learning rates of actor and critics fall linearly to zero over the run
+    alpha: float = 0.01  # entropy coefficient: its initial value, or with --no-autotune its fixed value
+    autotune: bool = True  # learn the entropy coefficient
+    target_entropy_scale: float = 1.0  # the target entropy is minus this times the number of action dimensions
+    norm_obs: bool = False  # normalise observations by their running mean and standard deviation, clipped to [-10, 10]
+    log_freq: int = 1_000  # environment steps between points of the training curves
+
+
+LIMITS = {
+    "gamma": (0, 1),
+    "eval_episodes num_envs": (1, 100_000),
+    "batch_size": (1, 10_000_000),
+    "total_timesteps buffer_size": (1, 1e12),
+    "policy_frequency log_freq": (1, 1e12),
+    "eval_freq checkpoint_freq learning_starts updates_per_step renorm_warmup": (0, 1e12),
+    "policy_lr q_lr alpha_lr target_entropy_scale": (0, 1e12),
+    "alpha": (1e-9, 1e9),
+    "seed": (0, 2**31),
+}
+
+
+def check_args(args: Args) -> None:
+    """Checks what limits cannot express; exits with one sentence."""
+    if args.buffer_size < args.num_envs:
+        fail(f"--buffer-size takes at least --num-envs, {args.num_envs}, not {args.buffer_size}")
+
+
+# === Environments =====================================================================================================
+
+
+def make_env(args: Args, index: int, **render: str) -> gym.Env:
+    """One environment with flat observations; `render` are the arguments for videos."""
+    env = gym.make(args.env_id, **json.loads(args.env_kwargs) | render)
+    if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
+        env = gym.wrappers.FlattenObservation(env)
+    return env
+
+
+def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv:
+    """`num_envs` environments stepped together; `video` is where the first episode of the first one is recorded."""
+    return vectorize(SyncVectorEnv, [partial(make_env, args, i) for i in range(num_envs)], args, video)
+
+
+def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
+
+    Returns obs, final_obs (num_envs, obs_dim), rewards, terminations, truncations (num_envs,). `final_obs` is what the
+    step led to. `obs` is what to act on next: where an episode has ended, the first observation of the next one.
+    """
+    space = envs.single_action_space
+    assert isinstance(space, gym.spaces.Box)
+    shares = 0.5 * (actions.reshape(envs.action_space.shape) + 1.0)
+    env_actions = (space.low + shares * (space.high - space.low)).clip(space.low, space.high)
+    obs, rewards, terminations, truncations, infos = envs.step(env_actions)
+    final_obs, dones = obs, terminations | truncations
+    if dones.any():
+        final_obs = obs.copy()
+        final_obs[dones] = np.stack(infos["final_obs"][dones])
+    return obs, final_obs, rewards, terminations, truncations
+
+
+# === Networks =========================================================================================================
+
+
+class RunningMeanStd(nn.Module):
+    """Running mean and variance of a stream of any shape; part of the model, and saved with it.
+
+    Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
+    """
+
+    def __init__(self, shape: tuple[int, ...] = (), epsilon: float = 1e-8) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.mean, self.var = nn.Buffer(torch.zeros(shape).double()), nn.Buffer(torch.ones(shape).double())
+        self.count = nn.Buffer(torch.zeros(()).double())
+
+    def update(self, x: Tensor) -> None:
+        """Adds a batch (n, *shape)."""
+        x, total = x.double(), self.count + len(x)
+        delta = x.mean(0) - self.mean
+        squares = self.var * self.count + x.var(0, correction=0) * len(x) + delta**2 * self.count * len(x) / total
+        self.mean.add_(delta * len(x) / total)
+        self.var.copy_(squares / total)
+        self.count.copy_(total)
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation, never zero."""
+        return (self.var + self.epsilon).sqrt()
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """(..., *shape) to mean 0 and standard deviation 1, clipped to [-10, 10]."""
+        return ((x - self.mean) / self.std).clamp(-10.0, 10.0).float()
+
+
+class RewardScale(nn.Module):
+    """Divides rewards so that the critics' targets fit their range (SimbaV2, https://arxiv.org/abs/2502.15280).
+
+    The divisor is the standard deviation of the discounted returns so far, or more where the largest would not fit.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rms, self.largest = RunningMeanStd(), nn.Buffer(torch.zeros(()).double())
+
+    def update(self, returns: Tensor) -> None:
+        """Adds discounted sums of the rewards since each episode began (num_envs,)."""
+        self.rms.update(returns)
+        self.largest.copy_(self.largest.maximum(returns.abs().amax()))
+
+    @property
+    def scale(self) -> Tensor:
+        """Of rewards; never zero."""
+        return self.rms.std.maximum(self.largest / MAX_VALUE).float()
+
+
+class BatchRenorm(nn.Module):
+    """Batch renormalisation (Ioffe 2017, https://arxiv.org/abs/1702.03275, Algorithm 1), scaled and shifted.
+
+    In training a batch is normalised by its own mean and deviation. r and d then carry it, within limits, to where the
+    running statistics would have put it. In the first `warmup` updates r is 1 and d is 0: batch normalisation. Outside
+    of training the running statistics normalise.
+    """
+
+    momentum, epsilon, max_r, max_d = 0.99, 1e-3, 3.0, 5.0
+
+    def __init__(self, shape: tuple[int, ...], warmup: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+        self.mean, self.var = nn.Buffer(torch.zeros(shape)), nn.Buffer(torch.ones(shape))
+        self.num_updates, self.warmup = nn.Buffer(torch.zeros(())), warmup
+
+    def forward(self, x: Tensor, train: bool) -> Tensor:
+        """(..., n, size) to the same shape; `train` uses the statistics of the n rows and updates the running ones."""
+        mean, std = self.mean, (self.var + self.epsilon).sqrt()
+        if not train:
+            return (x - mean) / std * self.weight + self.bias
+        batch_var, batch_mean = torch.var_mean(x, -2, correction=0, keepdim=True)
+        batch_std = (batch_var + self.epsilon).sqrt()
+        with torch.no_grad():
+            is_warm = self.num_updates >= self.warmup
+            r = torch.where(is_warm, (batch_std / std).clamp(1.0 / self.max_r, self.max_r), 1.0)
+            d = torch.where(is_warm, ((batch_mean - mean) / std).clamp(-self.max_d, self.max_d), 0.0)
+            self.mean.lerp_(batch_mean, 1.0 - self.momentum)
+            self.var.lerp_(batch_var, 1.0 - self.momentum)
+            self.num_updates.add_(1)
+        return ((x - batch_mean) / batch_std * r + d) * self.weight + self.bias
+
+
+class NormalizedNet(nn.Module):
+    """ReLU network with batch renormalisation of the input and of each hidden layer.
+
+    `linear` makes a layer, and `rows` are the leading dimensions of the parameters that follow it.
+    """
+
+    def __init__(
+        self, linear: Callable[[int, int], nn.Module], rows: tuple[int, ...], warmup: int, sizes: tuple[int, ...]
+    ) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(itertools.starmap(linear, itertools.pairwise(sizes)))
+        self.norms = nn.ModuleList(BatchRenorm((*rows, size), warmup) for size in sizes[:-1])
+        self.project()
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Gives every hidden unit's weights the norm 1, which the normalisation behind it does not notice (XQC).
+
+        Its bias has no effect there, and is kept zero: Adam would make steps of the rounding errors of its gradient.
+        """
+        hidden: Any = self.linears[:-1]
+        for linear in hidden:
+            linear.weight.div_(linear.weight.norm(dim=1, keepdim=True))
+            linear.bias.zero_()
+
+    def forward(self, x: Tensor, train: bool) -> Tensor:
+        """(..., n, sizes[0]) to (..., n, sizes[-1])."""
+        x = self.norms[0](x, train)
+        for linear, norm in zip(self.linears, self.norms[1:], strict=False):
+            x = norm(linear(x), train).relu()
+        return self.linears[-1](x)
+
+
+class Actor(nn.Module):
+    """Normal policy, squashed by tanh; its mean and log standard deviation both depend on the observation."""
+
+    def __init__(self, obs_dim: int, action_dim: int, warmup: int) -> None:
+        super().__init__()
+        self.net = NormalizedNet(nn.Linear, (1,), warmup, (obs_dim, 256, 256, 2 * action_dim))
+
+    def forward(self, obs: Tensor, train: bool = False) -> tuple[Tensor, Tensor]:
+        """Normalised observations (..., obs_dim) to mean and log standard deviation (..., action_dim) before tanh."""
+        mean, log_std = self.net(obs, train).chunk(2, dim=-1)
+        return mean, log_std.clamp(-20.0, 2.0)
+
+
+class TwinLinear(nn.Module):
+    """Two linear layers, one for each critic, as one batched product; initialised like `nn.Linear`."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(fan_in)
+        self.weight = nn.Parameter(torch.empty(2, fan_in, fan_out).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(2, 1, fan_out).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(2, batch_size, fan_in) to (2, batch_size, fan_out)."""
+        if self.weight.shape[2] == 1:  # as a matrix product it would take three times as long
+            return (x * self.weight.mT).sum(-1, keepdim=True) + self.bias
+        return x @ self.weight + self.bias
+
+
+MAX_VALUE, NUM_BINS = 5.0, 101  # the critics' histogram, in units of scaled rewards (SimbaV2, XQC)
+
+
+class TwinQNetwork(nn.Module):
+    """Both critics. Each parameter has one row for each critic. The value is the mean of a histogram."""
+
+    def __init__(self, obs_dim: int, action_dim: int, warmup: int) -> None:
+        super().__init__()
+        self.net = NormalizedNet(TwinLinear, (2, 1), warmup, (obs_dim + action_dim, 256, 256, NUM_BINS))
+        self.edges = nn.Buffer(torch.linspace(-MAX_VALUE, MAX_VALUE, NUM_BINS + 1))
+        assert all(len(x) == 2 for x in self.parameters()), "shared parameter: see TwinLayerNorm in docs/sac.md"
+
+    def forward(self, obs: Tensor, actions: Tensor, train: bool = False) -> Tensor:
+        """Observations (n, obs_dim) and actions (n, action_dim) to logits (2, n, NUM_BINS) of both histograms."""
+        return self.net(torch.cat([obs, actions], dim=-1).expand(2, -1, -1), train)
+
+    def values(self, logits: Tensor) -> Tensor:
+        """The means (2, n) of the histograms."""
+        return (logits.softmax(-1) * 0.5 * (self.edges[1:] + self.edges[:-1])).sum(-1)
+
+    def histogram(self, values: Tensor) -> Tensor:
+        """Values (n,) to probabilities (n, NUM_BINS) of a normal distribution around each, 0.75 bins wide, cut off.
+
+        HL-Gauss (Farebrother et al. 2024, https://arxiv.org/abs/2403.03950).
+        """
+        width = 0.75 * 2.0 * MAX_VALUE / NUM_BINS
+        cdf = torch.special.ndtr((self.edges - values.clamp(-MAX_VALUE, MAX_VALUE)[:, None]) / width)
+        return cdf.diff(dim=1) / (cdf[:, -1:] - cdf[:, :1])
+
+
+class Agent(nn.Module):
+    """All that is saved: policy, critics, entropy coefficient, and statistics of observations and returns."""
+
+    def __init__(self, envs: VectorEnv, args: Args) -> None:
+        super().__init__()
+        obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
+        self.norm_obs = args.norm_obs
+        self.obs_rms = RunningMeanStd((obs_dim,))
+        self.reward_scale = RewardScale()
+        self.actor = Actor(obs_dim, action_dim, args.renorm_warmup)
+        self.qf = TwinQNetwork(obs_dim, action_dim, args.renorm_warmup)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters that each optimiser steps."""
+        return {"policy": [*self.actor.parameters()], "q": [*self.qf.parameters()], "alpha": [self.log_alpha]}
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Raw observations (..., obs_dim) to what the networks take."""
+        return self.obs_rms.normalize(obs) if self.norm_obs else obs
+
+    @torch.no_grad()
+    def act(self, obs: np.ndarray, noise: Tensor | float = 0.0) -> np.ndarray:
+        """Raw observations (num_envs, obs_dim) to actions (num_envs, action_dim); deterministic without noise."""
+        device = self.obs_rms.mean.device
+        mean, log_std = self.actor(self.normalize(torch.as_tensor(obs, dtype=torch.float32, device=device)))
+        return (mean + log_std.exp() * noise).tanh().cpu().numpy()
+
+
+# === Replay buffer ====================================================================================================
+
+
+class ReplayBuffer:
+    """The last `capacity` transitions, one row each, so that a minibatch is one gather."""
+
+    def __init__(self, capacity: int, obs_dim: int, action_dim: int, device: torch.device) -> None:
+        self.widths = [obs_dim, action_dim, 1, obs_dim, 1]
+        self.data = torch.empty((capacity, sum(self.widths)), device=device)
+        self.total = 0  # transitions stored so far: transition i is in row i % capacity
+        self.columns = {"rows": self.data}  # what checkpoints hold
+
+    def add(
+        self, obs: np.ndarray, actions: np.ndarray, rewards: np.ndarray, final_obs: np.ndarray, terminations: np.ndarray
+    ) -> None:
+        """Stores a batch: obs, final_obs (n, obs_dim), actions (n, action_dim), rewards, terminations (n,)."""
+        columns = (obs, actions, rewards[:, None], final_obs, terminations[:, None])
+        rows = torch.as_tensor(np.concatenate(columns, axis=1, dtype=np.float32), device=self.data.device)
+        self.data[torch.arange(self.total, self.total + len(rows), device=rows.device) % len(self.data)] = rows
+        self.total += len(rows)
+
+    def sample(self, batch_size: int) -> tuple[Tensor, ...]:
+        """Uniformly with replacement: obs, actions, rewards (batch_size,), next_obs, terminations (batch_size,)."""
+        return self.gather(torch.randint(min(self.total, len(self.data)), (batch_size,), device=self.data.device))
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, ...]:
+        """The transitions in these rows (batch_size,), split as `sample` has them."""
+        obs, actions, rewards, next_obs, terminations = self.data.index_select(0, indices).split(self.widths, dim=1)
+        return obs, actions, rewards.squeeze(1), next_obs, terminations.squeeze(1)
+
+
+# === Losses and update ================================================================================================
+
+Metrics = dict[str, Tensor]
+Batch = tuple[Tensor, ...]  # the columns of a minibatch
+
+
+def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Actions tanh(u) (..., action_dim) with u normal, and their log-probability (...), differentiable (appendix C).
+
+    `noise` (..., action_dim) is standard normal. log(1 - tanh(u)^2) is computed as 2 (log 2 - u - softplus(-2u)), which
+    neither overflows nor loses precision where tanh saturates.
+    """
+    u = mean + log_std.exp() * noise
+    log_normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+    log_det = 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+    return u.tanh(), (log_normal - log_det).sum(-1)
+
+
+@torch.no_grad()
+def compute_td_target(
+    agent: Agent, rewards: Tensor, next_values: Tensor, next_log_prob: Tensor, terminations: Tensor, args: Args
+) -> Tensor:
+    """The critics' regression target (batch_size,): scaled reward plus discounted soft value of the next state.
+
+    `next_values` (2, batch_size) are the critics' own: there is no target network (Bhatt et al. 2024).
+    """
+    next_values = next_values.amin(0) - agent.log_alpha.exp() * next_log_prob
+    return rewards / agent.reward_scale.scale + args.gamma * (1.0 - terminations) * next_values
+
+
+def compute_qf_loss(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tuple[Tensor, Metrics]:
+    """Cross-entropy of the target's histogram and the predicted one, summed over the critics."""
+    obs, actions, rewards, next_obs, terminations = batch
+    with torch.no_grad():
+        mean, log_std = agent.actor(next_obs)
+        next_actions, next_log_prob = sample_actions(mean, log_std, noise)
+    # In a pass of its own (s', a') would be normalised by other statistics than (s, a), and training fails.
+    logits = agent.qf(torch.cat([obs, next_obs]), torch.cat([actions, next_actions]), train=True)
+    logits, next_logits = logits.chunk(2, dim=1)  # (2, batch_size, NUM_BINS)
+    next_values = agent.qf.values(next_logits)
+    td_target = compute_td_target(agent, rewards, next_values, next_log_prob, terminations, args)
+    qf_losses = -(agent.qf.histogram(td_target) * logits.log_softmax(-1)).sum(-1).mean(1)
+    qf_values = agent.qf.values(logits)
+    metrics = {"losses/qf1_loss": qf_losses[0], "losses/qf2_loss": qf_losses[1]}
+    metrics |= {"losses/qf1_values": qf_values[0].mean(), "losses/qf2_values": qf_values[1].mean()}
+    return qf_losses.sum(), metrics
+
+
+def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+    """The policy's loss (eq. 9), and the log-probabilities (batch_size,) of the actions that it was computed from."""
+    mean, log_std = agent.actor(obs, train=True)
+    actions, log_prob = sample_actions(mean, log_std, noise)
+    qf_values = agent.qf.values(agent.qf(obs, actions))
+    actor_loss = (agent.log_alpha.exp().detach() * log_prob - qf_values.amin(0)).mean()
+    metrics = {
+        "losses/actor_loss": actor_loss,
+        "losses/entropy": -log_prob.mean(),
+        "losses/action_magnitude": actions.abs().mean(),
+    }
+    return (
+        actor_loss,
+        log_prob,
+        metrics | {"losses/policy_mean": mean.mean(), "losses/policy_std": log_std.exp().mean()},
+    )
+
+
+def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
+    """The entropy coefficient's loss, which raises it while the entropy is below its target (eq. 18)."""
+    alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
+    return alpha_loss, {"losses/alpha_loss": alpha_loss}
+
+
+def flat_vector(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Makes the parameters views of one new vector, and returns it: an optimiser steps it in one operation."""
+    parameters = list(parameters)
+    vector = torch.cat([x.detach().flatten() for x in parameters])
+    for parameter, chunk in zip(parameters, vector.split([x.numel() for x in parameters]), strict=True):
+        parameter.data = chunk.view_as(parameter)
+    return vector
+
+
+class Adam(nn.Module):
+    """Adam (Kingma and Ba 2015) on one vector (`flat_vector`); a module, so that its moments are saved.
+
+    Computes what `torch.optim.Adam` does, without its overhead of 0.1 to 0.3 ms. Another optimiser: see `docs/sac.md`.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, beta1: float, beta2: float, eps: float) -> None:
+        super().__init__()
+        self.vector, self.lr = flat_vector(parameters), lr
+        self.settings: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps}
+        self.settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        self.mean, self.square = nn.Buffer(torch.zeros_like(self.vector)), nn.Buffer(torch.zeros_like(self.vector))
+        self.num_steps = nn.Buffer(torch.zeros((), device=self.vector.device))
+
+    def step(self, gradient: Tensor) -> None:
+        """Steps the parameters by their gradient, one vector (`compute_gradient`)."""
+        self.num_steps.add_(1)
+        moments: Any = [self.mean], [self.square], [], [self.num_steps]  # [] would be those of AMSGrad
+        torch._fused_adam_([self.vector], [gradient], *moments, lr=self.lr, **self.settings)
+
+
+def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The gradient with respect to these parameters, and no others, as one vector."""
+    return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(parameters))])
+
+
+def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tuple[Tensor, Metrics]:
+    """The critics' gradient on a batch (`ReplayBuffer.sample`)."""
+    obs, actions, rewards, next_obs, terminations = batch
+    obs, next_obs = agent.normalize(obs), agent.normalize(next_obs)
+    loss, metrics = compute_qf_loss(agent, (obs, actions, rewards, next_obs, terminations), noise, args)
+    gradient = compute_gradient(loss, agent.groups()["q"])
+    metrics["losses/qf_grad_norm"] = gradient.norm()
+    return gradient, {name: value.detach() for name, value in metrics.items()}
+
+
+def compute_actor_gradient(
+    agent: Agent, batch: Batch, noise: Tensor, args: Args
+) -> tuple[Tensor, Tensor | None, Metrics]:
+    """The gradients of the actor and, with --autotune, of the entropy coefficient; the critics get none."""
+    actor_loss, log_prob, metrics = compute_actor_loss(agent, agent.normalize(batch[0]), noise)
+    gradient, alpha_gradient = compute_gradient(actor_loss, agent.groups()["policy"]), None
+    metrics["losses/actor_grad_norm"] = gradient.norm()
+    if args.autotune:
+        target_entropy = -args.target_entropy_scale * noise.shape[1]
+        alpha_loss, alpha_metrics = compute_alpha_loss(agent, log_prob, target_entropy)
+        alpha_gradient, metrics = compute_gradient(alpha_loss, agent.groups()["alpha"]), metrics | alpha_metrics
+    return gradient, alpha_gradient, {name: value.detach() for name, value in metrics.items()}
+
+
+Gradients = tuple[Callable[..., tuple[Tensor, Metrics]], Callable[..., tuple[Tensor, Tensor | None, Metrics]]]
+PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by their compiled forms with --compile
+
+
+def update(
+    agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
+) -> Metrics:
+    """One round: critics, and every third time actor and entropy coefficient; `step` counts earlier rounds."""
+    (qf_gradient, actor_gradient), actions = gradients, batch[1]
+    gradient, metrics = qf_gradient(agent, batch, torch.randn_like(actions), args)
+    optimizers["q"].step(gradient)
+    agent.qf.net.project()
+
+    if step % args.policy_frequency == 0:
+        gradient, alpha_gradient, actor_metrics = actor_gradient(agent, batch, torch.randn_like(actions), args)
+        optimizers["policy"].step(gradient)
+        agent.actor.net.project()
+        if alpha_gradient is not None:
+            optimizers["alpha"].step(alpha_gradient)
+        metrics |= actor_metrics
+    metrics["losses/alpha"] = agent.log_alpha.detach().exp()
+    return metrics
+
+
+# === Evaluation =======================================================================================================
+
+MAX_EPISODE_STEPS = 10_000  # an evaluation's episode is cut off there
+
+
+def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
+    """Plays --eval-episodes episodes with the deterministic policy and frozen statistics.
+
+    Each episode has its own environment and seed, and no random stream of the training is used. With --capture-video
+    the first episode is recorded to folder/videos. Returns the mean and standard deviation of the undiscounted returns,
+    and the mean length in steps.
+    """
+    args = args if args.vectorization == "native" else replace(args, vectorization="sync")
+    envs = make_envs(args, args.eval_episodes, folder / "videos" / name if args.capture_video else None)
+    obs, _ = envs.reset(seed=1_000_000 + args.seed * args.eval_episodes)
+    returns, lengths = np.zeros(args.eval_episodes), np.zeros(args.eval_episodes)
+    running = np.ones(args.eval_episodes, dtype=bool)
+    for _ in range(MAX_EPISODE_STEPS):
+        obs, _, rewards, terminations, truncations = step_envs(envs, agent.act(obs))
+        returns += rewards * running
+        lengths += running
+        running &= ~(terminations | truncations)
+        if not running.any():
+            break
+    envs.close()
+    return {"eval/return_mean": returns.mean(), "eval/return_std": returns.std(), "eval/length_mean": lengths.mean()}
+
+
+# === Main =============================================================================================================
+
+
+def main(args: Args) -> None:
+    """Trains, or evaluates a trained model with --evaluate."""
+    prepare(args, LIMITS)
+    check_args(args)
+    if args.evaluate is not None:
+        agent = Agent(make_envs(args, 1), args)
+        load_model(args.evaluate, {"agent": agent})
+        print(describe(evaluate(agent, args, args.evaluate, "evaluate")))
+        return
+
+    # --- seeds and device ---
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+
+    # --- environments, agent, optimisers, storage ---
+    envs = make_envs(args, args.num_envs)
+    obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
+    total_steps = -(-args.total_timesteps // args.num_envs) * args.num_envs
+    agent = Agent(envs, args).to(device)
+    learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
+    optimizers = {name: Adam(group, learning_rates[name], 0.5, 0.999, 1e-8) for name, group in agent.groups().items()}
+    buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim, device)
+    counters = {"num_updates": 0}
+
+    parts: dict[str, Any] = {"model": {"agent": agent}, "buffers": {"replay": buffer}}
+    parts["rest"] = {"optimizer": optimizers, "counters": counters}
+    with Run(args, envs, total_steps, stride=args.num_envs, **parts) as run:
+        gradients = PLAIN
+        if args.compile:
+            batch = buffer.gather(torch.zeros(args.batch_size, dtype=torch.int64, device=device))
+            example = agent, batch, torch.zeros_like(batch[1]), args
+            statistics = copy.deepcopy(agent.state_dict())  # which compiling changes, since it runs the example
+            gradients = compiled(compute_qf_gradient, *example), compiled(compute_actor_gradient, *example)
+            agent.load_state_dict(statistics)
+        # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
+        # checkpoints, and after the last one model.pt.
+        for global_step, seed in run.steps():
+            if seed is not None:  # at the start and after each checkpoint
+                obs, _ = envs.reset(seed=seed)
+                update_metrics: Metrics = {}
+                returns = np.zeros(args.num_envs)
+            for name in ("policy", "q") if args.anneal_lr else ():
+                optimizers[name].lr = learning_rates[name] * (1.0 - global_step / total_steps)
+
+            # act and step
+            if args.norm_obs:
+                agent.obs_rms.update(torch.as_tensor(obs, device=device))
+            if global_step < args.learning_starts:
+                actions = 2.0 * torch.rand((args.num_envs, action_dim)).numpy() - 1.0
+            else:
+                actions = agent.act(obs, torch.randn((args.num_envs, action_dim), device=device))
+            next_obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
+            run.check(observation=np.concatenate([obs, final_obs], axis=-1)[None], reward=rewards[None])
+            global_step += args.num_envs  # now the number of steps after this iteration
+
+            # store
+            buffer.add(obs, actions, rewards, final_obs, terminations)
+            run.record(rewards, terminations | truncations)
+            returns = rewards + args.gamma * returns
+            agent.reward_scale.update(torch.as_tensor(returns, device=device))
+            returns = returns * ~(terminations | truncations)
+            obs = next_obs
+
+            # update
+            while counters["num_updates"] < int(args.updates_per_step * (global_step - args.learning_starts)):
+                batch = buffer.sample(args.batch_size)
+                update_metrics |= update(agent, optimizers, batch, args, counters["num_updates"], gradients)
+                counters["num_updates"] += 1
+
+            # log and evaluate
+            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears what `record` has collected
+                metrics = {name: value.item() for name, value in update_metrics.items()}
+                run.check(**metrics)
+                metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}
+                run.log(metrics, global_step)
+            if run.due(args.eval_freq) and global_step < total_steps:
+                run.log(evaluate(agent, args, run.folder, f"step-{global_step}"), global_step)
+        run.log(evaluate(agent, args, run.folder, "final"), total_steps)
+
+
+if __name__ == "__main__":
+    main(parse_args(Args))
