@@ -63,6 +63,35 @@ case $1 in
         sac sac_tanh_log_std sac_tanh_log_std.py
         report sac_recipe sweeps/sac_{continuous,policy_lr_3e-4,half_target_entropy,tanh_log_std}/runs/*
         ;;
+    sac_recurrent) # a pendulum whose angle is hidden, with and without memory; an hour
+        flags="--learning-starts 1000 --total-timesteps 12000 --eval-freq 2000 --checkpoint-freq 3000 --no-cuda"
+        sweep --script "$repository/variants/sac_recurrent.py" --env-ids Pendulum-v1 --first-seed 101 --num-seeds 5 --workers 2 \
+            --folder sweeps/sac_recurrent -- --observe 2 --sequence-length 32 $flags
+        sweep --script "$repository/sac_continuous.py" --env-ids benchmark.hidden:PendulumVelocity-v1 --first-seed 101 --num-seeds 5 \
+            --workers 2 --folder sweeps/sac_hidden -- $flags
+        report sac_recurrent sweeps/sac_{recurrent,hidden}/runs/*
+        ;;
+    sac_recall) # a cue that is longer ago than a sequence: stored state and burn-in against zeros; half an hour
+        recall() { # EXPERIMENT FLAGS
+            sweep --script "$repository/variants/sac_recurrent.py" --exp-name "$1" --folder "sweeps/$1" --env-ids benchmark.recall:Recall-v0 \
+                --first-seed 101 --num-seeds 5 --workers 2 -- --num-envs 8 --updates-per-step 0.25 --batch-size 32 --hidden-size 32 \
+                --gamma 0.9 --alpha 0.1 --learning-starts 1000 --eval-freq 2000 --eval-episodes 50 --log-freq 2000 \
+                --total-timesteps 8000 --no-cuda "${@:2}"
+        }
+        recall recall_zeros --sequence-length 8 --no-stored-state
+        recall recall_stored --sequence-length 8
+        recall recall_zeros_burn_in --sequence-length 12 --burn-in 4 --no-stored-state
+        recall recall_stored_burn_in --sequence-length 12 --burn-in 4
+        recall recall_long --sequence-length 32 --no-stored-state
+        report sac_recall sweeps/recall_{zeros,stored,zeros_burn_in,stored_burn_in,long}/runs/*
+        ;;
+    sac_hopper_positions) # Hopper-v5 without its velocities; ten hours of one core
+        sweep --script "$repository/variants/sac_recurrent.py" --env-ids Hopper-v5 --seeds 101 102 103 --workers 2 \
+            --folder sweeps/sac_recurrent_hopper -- --observe 0,1,2,3,4 --total-timesteps 300000 --updates-per-step 0.5 --no-cuda
+        sweep --script "$repository/sac_continuous.py" --env-ids benchmark.hidden:HopperPositions-v1 Hopper-v5 --seeds 101 102 103 \
+            --workers 2 --folder sweeps/sac_hopper_positions -- --total-timesteps 300000 --no-cuda
+        report sac_hopper_positions sweeps/sac_{recurrent_hopper,hopper_positions}/runs/*
+        ;;
     sac_crossq) # SAC without target networks beside SAC and the published curves, five hours
         for script in variants/sac_crossq sac_continuous; do
             sweep --script "$repository/$script.py" --folder "sweeps/$(basename $script)_100k" --seeds 101 102 103 --workers 2 \

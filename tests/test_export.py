@@ -27,8 +27,9 @@ from utils.run import read_file, to_bytes
 from utils.team_env import legal_actions
 
 ROOT = Path(__file__).parent.parent
-REFUSED = {"sac_recurrent": "has no memory", "sac_pixels": "sees no pictures"}
-VARIANTS = sorted(f"variants.{path.stem}" for path in ROOT.glob("variants/*.py") if path.stem not in REFUSED)
+sac_recurrent: Any = importlib.import_module("variants.sac_recurrent")
+OF_THEIR_OWN = ("sac_recurrent", "sac_pixels")  # with memory, and refused
+VARIANTS = sorted(f"variants.{path.stem}" for path in ROOT.glob("variants/*.py") if path.stem not in OF_THEIR_OWN)
 CONTINUOUS_PUSH = {"env_id": "mpe2.simple_push_v3", "env_kwargs": '{"continuous_actions": true}'}
 
 
@@ -196,6 +197,7 @@ def test_the_file_stands_alone(train: Train) -> None:
     metadata = {prop.key: prop.value for prop in model.metadata_props}
     assert metadata == {"script": "sac_continuous.py", "env_id": "Pendulum-v1", "env_kwargs": "{}"} | {
         "behavior": "",
+        "observe": "",
         "inputs": '{"obs": ["batch", 3]}',
         "branches": "[]",
     }
@@ -204,16 +206,22 @@ def test_the_file_stands_alone(train: Train) -> None:
     np.testing.assert_allclose(exported(obs=obs), rows, rtol=0, atol=1e-5)
 
 
-def test_the_program_of_the_page_plays_without_pytorch(script: ModuleType, train: Train, tmp_path: Path) -> None:
-    """Its return is that of the script's own policy with the same seed. A module `torch` beside it ends the program."""
-    folder = train(script, norm_obs=True)
-    export(folder)
-    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
-    assert len(program.splitlines()) <= 15
+def play_as_the_page_does(folder: Path, tmp_path: Path, place: int) -> float:
+    """The return of the page's program number `place`. A module `torch` beside it ends the program."""
+    program = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)[place]
+    assert len(program.splitlines()) <= 15 + 3 * place  # a memory takes three lines
     (tmp_path / "play.py").write_text(program)
     (tmp_path / "torch.py").write_text("raise SystemExit('PyTorch was imported')")
     words = [sys.executable, str(tmp_path / "play.py")]
     result = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    return float(result.stdout.removeprefix("return "))
+
+
+def test_the_program_of_the_page_plays_without_pytorch(script: ModuleType, train: Train, tmp_path: Path) -> None:
+    """Its return is that of the script's own policy with the same seed."""
+    folder = train(script, norm_obs=True)
+    export(folder)
+    returned = play_as_the_page_does(folder, tmp_path, 0)
     args = script.Args(**{k: v for k, v in json.loads((folder / "args.json").read_text()).items() if k != "script"})
     envs = script.make_envs(args, 1)
     agent = script.Agent(envs, args)
@@ -223,7 +231,77 @@ def test_the_program_of_the_page_plays_without_pytorch(script: ModuleType, train
     while not over:
         obs, _, rewards, terminations, truncations = script.step_envs(envs, act(obs))
         total, over = total + rewards[0], terminations[0] or truncations[0]
-    assert float(result.stdout.removeprefix("return ")) == pytest.approx(total, abs=0.01)
+    assert returned == pytest.approx(total, abs=0.01)
+
+
+RunWithMemory = Callable[..., tuple[Path, Any, Any]]
+
+
+@pytest.fixture
+def run_with_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunWithMemory:
+    """Trains variants/sac_recurrent.py shortly in an empty folder; returns run folder, agent and arguments."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(**flags: Any) -> tuple[Path, Any, Any]:
+        tiny = {"env_id": "Pendulum-v1", "eval_freq": 0, "eval_episodes": 1, "cuda": False, "total_timesteps": 60}
+        tiny |= {"learning_starts": 40, "sequence_length": 8, "hidden_size": 8, "batch_size": 4}
+        args = sac_recurrent.Args(**tiny | flags)
+        sac_recurrent.main(args)
+        (folder,) = Path("runs").iterdir()
+        agent = sac_recurrent.Agent(sac_recurrent.make_envs(args, 1), args)
+        agent.load_state_dict(read_file(folder / "model.pt")["agent"])
+        return folder, agent, args
+
+    return run
+
+
+@pytest.mark.parametrize("flags", [{"memory": "lstm", "observe": "2"}, {"memory": "gru", "norm_obs": True}], ids=str)
+def test_the_program_with_memory_plays_without_pytorch(
+    run_with_memory: RunWithMemory, tmp_path: Path, flags: dict[str, Any]
+) -> None:
+    """Its return is that of the script's own policy, and not that of the same policy without memory."""
+    folder, agent, args = run_with_memory(**flags)
+    export(folder)
+    returned, totals = play_as_the_page_does(folder, tmp_path, 1), []
+    for forgets in (False, True):
+        envs = sac_recurrent.make_envs(args, 1)
+        obs, memory, total, over = envs.reset(seed=1)[0], agent.forget(1), 0.0, False
+        while not over:
+            actions, states = agent.act(obs, memory)
+            obs, _, rewards, terminations, truncations = sac_recurrent.step_envs(envs, actions)
+            memory = sac_recurrent.remember(actions, rewards, states, np.array([forgets]))
+            total, over = total + rewards[0], terminations[0] or truncations[0]
+        totals.append(total)
+    assert returned == pytest.approx(totals[0], abs=0.01)
+    assert abs(totals[1] - totals[0]) > 0.1
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_memories_are_those_of_the_script(run_with_memory: RunWithMemory, kind: str) -> None:
+    """Seven episodes of a task whose actions have two dimensions and bounds of their own; one file, any batch."""
+    folder, agent, args = run_with_memory(env_id="toy_envs:Nested-v0", memory=kind, norm_obs=True)
+    export(folder)
+    assert [path.name for path in folder.glob("*.onnx*")] == ["model.onnx"]
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    assert not any(weights.external_data for weights in model.graph.initializer)
+    for value in (*model.graph.input, *model.graph.output):
+        assert value.type.tensor_type.shape.dim[0].dim_param == "batch", value.name
+    session, rng, n = onnxruntime.InferenceSession(str(folder / "model.onnx")), np.random.default_rng(0), 7
+    envs, low, high = sac_recurrent.make_envs(args, n), np.array([-3.0, 0.0]), np.array([1.0, 10.0])
+    obs, own, rewards = envs.reset(seed=1)[0], agent.forget(n), np.zeros(n, np.float32)
+    memory = np.zeros((n, 2 + agent.actor_memory.state_dim), np.float32)
+    for _ in range(40):
+        inputs = {"obs": obs.astype(np.float32), "rewards": rewards, "memory": memory}
+        actions, memory = session.run(["actions", "next_memory"], inputs)
+        expected, states = agent.act(obs, own)
+        assert actions.shape == (n, 1, 2)
+        np.testing.assert_allclose(actions[:, 0], low + (high - low) * (expected + 1) / 2, rtol=0, atol=5e-5)
+        np.testing.assert_allclose(memory[:, :2], expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(memory[:, 2:], np.split(states, 2, axis=1)[0], rtol=0, atol=1e-5)
+        obs, _, _, terminations, truncations = sac_recurrent.step_envs(envs, expected)
+        rewards, dones = rng.standard_normal(n).astype(np.float32), terminations | truncations
+        own = sac_recurrent.remember(expected, rewards, states, dones)
+        rewards, memory = rewards * ~dones, memory * ~dones[:, None]
 
 
 def refusal(capsys: pytest.CaptureFixture[str], folder: Path, status: int = 2) -> str:
@@ -265,11 +343,25 @@ def test_bad_folders_are_refused(train: Train, capsys: pytest.CaptureFixture[str
     assert "FOLDER takes a run folder that can be written" in refusal(capsys, folder)
 
 
-@pytest.mark.parametrize("name", list(REFUSED))
-def test_what_is_not_exported(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A memory would have to be an input and an output, and pictures would have to be stacked."""
-    (tmp_path / "args.json").write_text(f'{{"script": "{name}.py"}}')
-    expected = f"error: FOLDER takes a run whose policy {REFUSED[name]}, and {tmp_path} is one of {name}.py\n"
+def test_a_memory_that_is_wrong_is_not_written(
+    run_with_memory: RunWithMemory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first actions of an episode would be right."""
+    folder, *_ = run_with_memory()
+    forward = utils.export.PolicyWithMemory.forward
+
+    def change(policy: Any, obs: Any, rewards: Any, memory: Any) -> Any:
+        actions, next_memory = forward(policy, obs, rewards, memory)
+        return actions, next_memory * 0.99
+
+    monkeypatch.setattr(utils.export.PolicyWithMemory, "forward", change)
+    assert "the exported actions differ from those of sac_recurrent.py by" in refusal(capsys, folder, status=1)
+
+
+def test_pictures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They would have to be stacked."""
+    (tmp_path / "args.json").write_text('{"script": "sac_pixels.py"}')
+    expected = f"error: FOLDER takes a run whose policy sees no pictures, and {tmp_path} is one of sac_pixels.py\n"
     assert refusal(capsys, tmp_path) == expected
 
 

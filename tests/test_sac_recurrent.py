@@ -69,13 +69,18 @@ def make_cell(memory: Any) -> Any:
     return cell
 
 
-def unroll_slowly(memory: Any, batch: tuple[Tensor, ...], stored: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Both features (steps, n, feature_dim) in float64, one sequence and one step after the other."""
+def unroll_slowly(
+    memory: Any, batch: tuple[Tensor, ...], stored: bool, place: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both features (steps, n, feature_dim) in float64, one sequence and one step after the other.
+
+    With `stored` the first state is that of the actor's memory in the batch, or at `place` 1 that of the critics'.
+    """
     cell, hidden_size = make_cell(memory), memory.rnn.hidden_size
     obs, actions, rewards, next_obs, _, past = (x.double() for x in batch)
     features, next_features = np.zeros((2, *rewards.shape, memory.feature_dim))
     for i in range(rewards.shape[1]):
-        state = past[0, i, 3:] if stored else torch.zeros(memory.state_dim).double()
+        state = past[0, i, 3:].chunk(2)[place] if stored else torch.zeros(memory.state_dim).double()
         for t in range(len(rewards)):
             x = torch.cat([obs[t, i], past[t, i, 1:3]])
             y = torch.cat([next_obs[t, i], actions[t, i], rewards[t, i : i + 1]])
@@ -94,13 +99,8 @@ def unroll_slowly(memory: Any, batch: tuple[Tensor, ...], stored: bool) -> tuple
     return features, next_features
 
 
-STARTS = [
-    (1, 0),
-    (5, 1),
-    (6, 1),
-    (6, 2),
-    (9, 3),
-]  # (step, sequence): inside the burn-in, alone, two in a row, at the end
+# (step, sequence): inside the burn-in, alone, two in a row, at the end, at the first step after the burn-in.
+STARTS = [(1, 0), (5, 1), (6, 1), (6, 2), (9, 3), (3, 3)]
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -110,10 +110,12 @@ def test_unroll_equals_a_loop_over_steps(kind: str, burn_in: int, stored: bool) 
     """With episodes that begin inside of sequences; after an episode's last step the next state is its own."""
     agent, args = make_agent(memory=kind, burn_in=burn_in, stored_state=stored)
     batch = make_batch(agent, 10, 4, STARTS)
-    sequences, state = script.make_sequences(agent, batch, args)
-    results = agent.actor_memory(*sequences, state)
-    for result, expected in zip(results, unroll_slowly(agent.actor_memory, batch, stored), strict=True):
-        np.testing.assert_allclose(result.detach().numpy().reshape(10 - burn_in, 4, -1), expected[burn_in:], atol=2e-6)
+    sequences, states = script.make_sequences(agent, batch, args)
+    for place, (memory, state) in enumerate(zip((agent.actor_memory, agent.qf_memory), states, strict=True)):
+        results = memory(*sequences, state)
+        for result, expected in zip(results, unroll_slowly(memory, batch, stored, place), strict=True):
+            found = result.detach().numpy().reshape(10 - burn_in, 4, -1)
+            np.testing.assert_allclose(found, expected[burn_in:], atol=2e-6)
 
 
 def q_values(agent: Any, qf: Any, features: np.ndarray, actions: Tensor) -> np.ndarray:
@@ -133,8 +135,8 @@ def test_losses_are_means_over_the_steps_after_the_burn_in() -> None:
     _, actions, rewards, _, terminations, _ = batch
     noise = torch.randn_like(actions)
     features, next_features = unroll_slowly(agent.actor_memory, batch, True)
-    qf_features, _ = unroll_slowly(agent.qf_memory, batch, False)
-    _, next_qf_features = unroll_slowly(agent.qf_target_memory, batch, False)
+    qf_features, _ = unroll_slowly(agent.qf_memory, batch, True, 1)
+    _, next_qf_features = unroll_slowly(agent.qf_target_memory, batch, True, 1)
 
     def sample(x: np.ndarray) -> tuple[Tensor, np.ndarray]:
         mean, log_std = agent.actor(torch.as_tensor(x, dtype=torch.float32))
@@ -160,7 +162,7 @@ def test_no_gradient_goes_into_the_burn_in() -> None:
     """Nor over the beginning of an episode; the steps after both have one."""
     agent, args = make_agent(burn_in=3)
     batch = make_batch(agent, 8, 2, [(6, 1)])
-    (inputs, next_inputs, starts, burn_in), state = script.make_sequences(agent, batch, args)
+    (inputs, next_inputs, starts, burn_in), (state, _) = script.make_sequences(agent, batch, args)
     inputs.requires_grad_()
     features, _ = agent.actor_memory(inputs, next_inputs, starts, burn_in, state)
     (gradient,) = torch.autograd.grad(features[:, : args.hidden_size].sum(), inputs)
@@ -218,12 +220,13 @@ def test_stored_states_are_those_that_acting_had(kind: str, monkeypatch: pytest.
     assert torch.equal(memory[1:][goes_on][..., 1:2], actions[:-1][goes_on])
     assert torch.equal(memory[1:][goes_on][..., 2], rewards[:-1][goes_on])
     assert torch.equal(obs[1:][goes_on], next_obs[:-1][goes_on])
-    features, _ = unroll_slowly(agent.actor_memory, batch, stored=False)
-    hidden = memory[..., 3 : 3 + args.hidden_size].numpy()
-    np.testing.assert_allclose(hidden[1:][goes_on], features[:-1][goes_on][..., : args.hidden_size], atol=1e-6)
-    late = tuple(x[3:] for x in batch)  # from the middle of an episode
-    results, _ = unroll_slowly(agent.actor_memory, late, stored=True)
-    np.testing.assert_allclose(results, features[3:], atol=1e-6)
+    for place, network in enumerate((agent.actor_memory, agent.qf_memory)):
+        features, _ = unroll_slowly(network, batch, False)
+        hidden = memory[..., 3:].chunk(2, dim=-1)[place][..., : args.hidden_size].numpy()
+        np.testing.assert_allclose(hidden[1:][goes_on], features[:-1][goes_on][..., : args.hidden_size], atol=1e-6)
+        late = tuple(x[3:] for x in batch)  # from the middle of an episode
+        results, _ = unroll_slowly(network, late, True, place)
+        np.testing.assert_allclose(results, features[3:], atol=1e-6)
 
 
 def test_acting_depends_on_the_episode_so_far_and_not_on_the_one_before() -> None:
@@ -235,7 +238,8 @@ def test_acting_depends_on_the_episode_so_far_and_not_on_the_one_before() -> Non
     second, _ = agent.act(obs, memory)
     assert second[0] != first[0]
     assert second[1] == first[1]
-    for column in range(1, memory.shape[1]):  # previous action, previous reward and every part of the state matter
+    own = 3 + agent.actor_memory.state_dim  # the critics' state follows
+    for column in range(1, own):  # previous action, previous reward and every part of the actor's state matter
         changed = memory.copy()
         changed[0, column] += 1.0
         assert agent.act(obs, changed)[0][0] != second[0], column
@@ -273,12 +277,44 @@ def test_observe() -> None:
     np.testing.assert_array_equal(obs[0], expected[[2, 0]])
     _, final_obs, *_ = script.step_envs(envs, np.zeros((2, 1), np.float32))
     np.testing.assert_array_equal(final_obs[0], whole.step(np.zeros(1, np.float32))[0][[2, 0]])
-    import_module("benchmark.hidden")
-    velocity = gym.make("PendulumVelocity-v1")  # the same task for other scripts
-    assert velocity.reset(seed=3)[0] == expected[2]
-    assert gym.spec("PendulumVelocity-v1").max_episode_steps == gym.spec("Pendulum-v1").max_episode_steps
     folder = train(observe="2")
     script.main(script.parse_args(script.Args, ["--evaluate", str(folder)]))
+
+
+@pytest.mark.parametrize(
+    ("task", "observe", "same"),
+    [("Pendulum-v1", "2", "PendulumVelocity-v1"), ("Hopper-v5", "0,1,2,3,4", "HopperPositions-v1")],
+)
+def test_tasks_with_a_hidden_part_are_those_of_observe(task: str, observe: str, same: str) -> None:
+    """The same spaces, observations, rewards and time limit, for scripts without `--observe`."""
+    import_module("benchmark.hidden")
+    assert gym.spec(same).max_episode_steps == gym.spec(task).max_episode_steps
+    one, other = script.make_env(script.Args(env_id=task, observe=observe), 0), gym.make(same)
+    assert one.observation_space == other.observation_space
+    np.testing.assert_array_equal(one.reset(seed=3)[0], other.reset(seed=3)[0])
+    for _ in range(20):
+        action = one.action_space.sample()
+        (obs, *rest), (other_obs, *other_rest) = one.step(action), other.step(action)
+        np.testing.assert_array_equal(obs, other_obs)
+        assert rest[:3] == other_rest[:3]
+
+
+def test_recall() -> None:
+    """The cue is seen once; an answer that equals it at every question has the return 3, others count nothing."""
+    recall = import_module("benchmark.recall")
+    env, cues = gym.make("Recall-v0"), set()
+    for seed in range(10):
+        obs, _ = env.reset(seed=seed)
+        cue, total, over, time = obs[0], 0.0, False, 0
+        cues.add(float(cue))
+        while not over:
+            answer = cue if obs[1] == 1.0 else -cue
+            obs, reward, terminated, truncated, _ = env.step(np.array([answer], np.float32))
+            assert float(reward) == (time in recall.QUESTIONS)
+            total, over, time = total + float(reward), terminated or truncated, time + 1
+            assert obs[0] == 0.0
+        assert (total, time, terminated) == (3.0, recall.LENGTH, True)
+    assert cues == {-1.0, 1.0}
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """Writes the policy of a run as an ONNX file, which needs no PyTorch: `python -m utils.export runs/FOLDER`.
 
 Observation normalisation is inside. Actions are deterministic and in the units of the task. The file is checked against
-the script's own policy in ONNX Runtime before it is written. `docs/export.md` describes inputs, outputs and metadata.
+the script's own policy in ONNX Runtime before it is written. A policy with memory takes its memory as an input and
+returns it as an output. `docs/export.md` describes inputs, outputs and metadata.
 """
 
 import argparse
 import json
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,14 +30,17 @@ except ImportError as error:
     fail(f"utils.export needs onnx and onnxruntime: pip install -r requirements-onnx.txt ({one_line(error)})")
 
 TOLERANCE = 1e-5  # of half the range of an action; for discrete actions of the log-probability
+NUM_STEPS = 20  # a policy with memory is compared over so many
+Play = Callable[[dict[str, np.ndarray]], list[np.ndarray]]  # what ONNX Runtime makes of inputs
 
 
 class Policy(nn.Module):
     """What is exported of a behaviour: raw observations and, for discrete actions, masks to the task's actions.
 
-    `space` are the task's actions; None if they are discrete, with these branches. The memory of a recurrent policy
-    would be one more input and output of `forward`, and one more of `examples`.
+    `space` are the task's actions; None if they are discrete, with these branches.
     """
+
+    outputs: tuple[str, ...] = ("actions",)
 
     def __init__(self, agent: Any, space: Box | None, branches: tuple[int, ...] = ()) -> None:
         super().__init__()
@@ -48,8 +53,11 @@ class Policy(nn.Module):
         else:
             actions, _ = self.agent.actor(self.agent.normalize(obs))
             actions = actions if hasattr(self.agent, "policy") else actions.tanh()  # PPO has `policy`, SAC has not
-        if self.space is None:
-            return actions
+        return actions if self.space is None else self.to_task(actions)
+
+    def to_task(self, actions: Tensor) -> Tensor:
+        """Box actions (n, action_dim) in [-1, 1] to the task's units (n, *shape of an action)."""
+        assert self.space is not None
         low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in (self.space.low, self.space.high))
         shares = 0.5 * (actions.double().clamp(-1.0, 1.0).reshape(-1, *low.shape) + 1.0)
         values = torch.minimum(torch.maximum(low * (1.0 - shares) + high * shares, low), high)
@@ -73,36 +81,95 @@ class Policy(nn.Module):
         return inputs | ({"masks": np.concatenate(masks, axis=1)} if masks else {})
 
     @torch.no_grad()
-    def error(self, found: np.ndarray, obs: np.ndarray, masks: np.ndarray | None = None) -> tuple[float, float]:
-        """The largest difference of exported actions from the script's, in the unit of TOLERANCE, and its limit.
+    def error(self, play: Play, n: int, rng: np.random.Generator) -> tuple[float, float]:
+        """The largest difference of exported actions for n random inputs from the script's, and its limit.
 
-        The limit is TOLERANCE, or ten times what the last bit of the observations changes, if that is more.
+        Its unit is that of TOLERANCE. The limit is TOLERANCE, or ten times what the last bit of the observations
+        changes, if that is more.
         """
-        legal = np.ones((len(obs), 0), dtype=bool) if masks is None else masks
+        inputs = self.examples(n, rng)
+        found, obs, legal = play(inputs)[0], inputs["obs"], inputs.get("masks", np.ones((n, 0), dtype=bool))
         expected = self.act(obs, legal)
         if self.space is None:
             log_probs = self.agent.actor.log_probs(self.agent(torch.as_tensor(obs)), torch.as_tensor(legal))
             offsets = np.cumsum((0, *self.branches))[:-1]  # equally likely actions may be exchanged
             likely, other = (log_probs.gather(1, torch.as_tensor(x + offsets)) for x in (expected, found))
             return float((likely - other).abs().max()), TOLERANCE
+        rounding = abs(self.act(np.nextafter(obs, np.float32(np.inf)), legal) - expected)
+        return self.difference(found, expected), max(TOLERANCE, 10.0 * float(rounding.max()))
+
+    def difference(self, found: np.ndarray, expected: np.ndarray) -> float:
+        """The largest difference of actions in the task's units from expected ones in [-1, 1], in half their range."""
+        assert self.space is not None
         center, half = (0.5 * self.space.high.astype(float) + sign * 0.5 * self.space.low for sign in (1, -1))
         unit = np.maximum(half, 0.03 * abs(center)) + (half == 0.0)  # 0.03: float32 rounds an action far from 0
-        error = abs(found - (center + half * expected)) / unit
-        rounding = abs(self.act(np.nextafter(obs, np.float32(np.inf)), legal) - expected)
-        return float(error.max()), max(TOLERANCE, 10.0 * float(rounding.max()))
+        return float((abs(found - (center + half * expected)) / unit).max())
+
+
+class PolicyWithMemory(Policy):
+    """The same of a policy with memory, which also takes the last reward and what it remembers.
+
+    That is its last action in [-1, 1] and the state of its LSTM or GRU, side by side (n, memory_dim). At an episode's
+    beginning both are zero. `remember` is the script's.
+    """
+
+    outputs = ("actions", "next_memory")
+
+    def __init__(self, agent: Any, space: Box, remember: Callable[..., np.ndarray]) -> None:
+        super().__init__(agent, space)
+        self.remember, self.action_dim = remember, int(np.prod(space.shape))
+
+    def forward(self, obs: Tensor, rewards: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """(n, obs_dim), (n,), (n, memory_dim) to (n, *shape of an action), (n, memory_dim)."""
+        past, state = memory.tensor_split([self.action_dim], dim=1)
+        features, state = self.agent.actor_memory.advance(self.agent.inputs(obs, past, rewards)[None], state)
+        actions = self.agent.actor(features[0])[0].tanh()
+        return self.to_task(actions), torch.cat([actions, state], dim=1)
+
+    def examples(self, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Random observations and rewards of n rows, and the memory of episodes that begin."""
+        memory = np.zeros((n, self.action_dim + self.agent.actor_memory.state_dim), dtype=np.float32)
+        rewards = rng.standard_normal(n).astype(np.float32)
+        return super().examples(n, rng) | {"rewards": rewards, "memory": memory}
+
+    def error(self, play: Play, n: int, rng: np.random.Generator) -> tuple[float, float]:
+        """The same over NUM_STEPS steps of n episodes, of which the first one ends halfway. Compares memories, too."""
+        steps = [self.examples(n, rng) for _ in range(NUM_STEPS)]
+        obs, rewards = (np.stack([step[name] for step in steps]) for name in ("obs", "rewards"))
+        dones = (np.arange(NUM_STEPS)[:, None] == NUM_STEPS // 2) & (np.arange(n) == 0)
+        expected = self.remembered(obs, rewards, dones)
+        rounding = abs(self.remembered(np.nextafter(obs, np.float32(np.inf)), rewards, dones) - expected).max()
+        error, last_rewards, memory = 0.0, np.zeros_like(rewards[0]), steps[0]["memory"]
+        for t in range(NUM_STEPS):
+            actions, memory = play({"obs": obs[t], "rewards": last_rewards, "memory": memory})
+            own = expected[t, :, : self.action_dim].reshape(actions.shape)
+            error = max(error, self.difference(actions, own), float(abs(memory - expected[t]).max()))
+            last_rewards, memory = rewards[t] * ~dones[t], memory * ~dones[t, :, None]
+        return error, max(TOLERANCE, 10.0 * float(rounding))
+
+    def remembered(self, obs: np.ndarray, rewards: np.ndarray, dones: np.ndarray) -> np.ndarray:
+        """Memories (steps, n, memory_dim) after these steps by the script's own code for evaluation."""
+        memories, memory = [], self.agent.forget(obs.shape[1])
+        for t in range(len(obs)):
+            actions, states = self.agent.act(obs[t], memory)  # the critics' states stand behind the actor's
+            memory = self.remember(actions, rewards[t], states, dones[t])
+            memories.append(np.concatenate([actions, states[:, : self.agent.actor_memory.state_dim]], axis=1))
+        return np.stack(memories)
 
 
 def load_single(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy]]:
     """The arguments and the policy of a run of a single agent; exits with one sentence as --evaluate does."""
-    for name, kind in (("Memory", "has no memory"), ("Pixels", "sees no pictures")):
-        if hasattr(script, name):
-            fail(f"FOLDER takes a run whose policy {kind}, and {folder} is one of {Path(str(script.__file__)).name}")
+    if hasattr(script, "Pixels"):
+        fail(f"FOLDER takes a run whose policy sees no pictures, and {folder} is one of sac_pixels.py")
     args = script.Args(**read_args(script.Args, folder, "evaluate", script.LIMITS))
     envs = script.make_envs(args if args.vectorization == "native" else replace(args, vectorization="sync"), 1)
     agent = script.Agent(envs, args)
     load_model(folder, {"agent": agent})
     envs.close()
-    return args, {"": Policy(agent, envs.single_action_space)}
+    space = envs.single_action_space
+    if hasattr(script, "remember"):
+        return args, {"": PolicyWithMemory(agent, space, script.remember)}
+    return args, {"": Policy(agent, space)}
 
 
 def load_selfplay(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy]]:
@@ -124,7 +191,7 @@ def load_selfplay(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Poli
 
 def to_onnx(policy: Policy, metadata: dict[str, str]) -> tuple[bytes, float]:
     """The ONNX file of a policy, and its largest error; ends the program if the error is over the limit."""
-    rng, outputs = np.random.default_rng(0), ["actions"]
+    rng, outputs = np.random.default_rng(0), list(policy.outputs)
     inputs = policy.examples(2, rng)
     names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
     names["dynamic_axes"] = {name: {0: "batch"} for name in (*inputs, *outputs)}
@@ -139,8 +206,7 @@ def to_onnx(policy: Policy, metadata: dict[str, str]) -> tuple[bytes, float]:
     onnx.checker.check_model(model, full_check=True)
     file = model.SerializeToString()
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    batches = [policy.examples(n, rng) for n in (1, 2, 33)]
-    errors = [policy.error(session.run(outputs, batch)[0], **batch) for batch in batches]
+    errors = [policy.error(lambda inputs: session.run(outputs, inputs), n, rng) for n in (1, 2, 33)]
     error = max(error for error, _ in errors)
     if not all(error <= limit for error, limit in errors):
         raise SystemExit(f"error: the exported actions differ from those of {metadata['script']} by {error:.1e}")
@@ -152,6 +218,7 @@ def export(folder: Path) -> None:
     script = load_script("FOLDER", folder)
     args, policies = (load_selfplay if hasattr(script, "load_run") else load_single)(script, folder)
     task = {"script": Path(str(script.__file__)).name, "env_id": args.env_id, "env_kwargs": args.env_kwargs}
+    task["observe"] = getattr(args, "observe", "")
     for behavior, policy in policies.items():
         file, error = to_onnx(policy.eval(), task | {"behavior": behavior})
         suffix = "_" + re.sub(r"[^\w.+-]", "-", behavior) if len(policies) > 1 else ""

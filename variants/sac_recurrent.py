@@ -6,8 +6,8 @@ https://openreview.net/forum?id=r1lyTjAqYX). How it differs from `sac_continuous
   critics share one. The heads take its output and, past it, the current input.
 - The buffer keeps the order of the steps and samples sequences. The memory starts anew where an episode begins inside a
   sequence. `--burn-in` steps at a sequence's start only warm up the memories.
-- At a sequence's start the actor has the state that it acted with, which the buffer stores, or with `--no-stored-state`
-  zeros. The critics start from zeros.
+- At a sequence's start the memories have the states that they had there while the policy acted, which the buffer
+  stores, or with `--no-stored-state` zeros.
 - What the policy remembers goes from step to step (`remember`) and is cleared where an episode begins, so also at a
   checkpoint: a resumed run equals an uninterrupted one.
 - `--observe` hides parts of the observation. The update is not compiled: the length of its loop depends on the batch.
@@ -80,7 +80,7 @@ class Args:
     batch_size: int = 16  # sequences in a minibatch
     sequence_length: int = 64  # environment steps of a sequence
     burn_in: int = 0  # first steps of a sequence that only warm up the memories, and are not learned from
-    stored_state: bool = True  # the actor begins a sequence with the state that it acted with; otherwise with zeros
+    stored_state: bool = True  # memories begin a sequence with the states that they had in the run; else with zeros
     learning_starts: int = 5_000  # environment steps with uniformly random actions before the first update
     updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each
     gamma: float = 0.99  # discount factor
@@ -251,17 +251,27 @@ class Memory(nn.Module):
         led to. `starts` (steps, n) is true where an episode begins. `state` (n, state_dim) is that before the first
         step, zero by default. Both results are ((steps - burn_in) * n, feature_dim). No gradient goes into the burn-in.
         """
-        steps, n, _ = inputs.shape
-        state = inputs.new_zeros(n, self.state_dim) if state is None else state
-        cuts = {0, burn_in, steps, *starts.any(1).nonzero().flatten().tolist()}
-        features, next_features = list[Tensor](), list[Tensor]()
-        for begin, end in itertools.pairwise(sorted(cuts)):  # no episode begins between the two
-            with torch.set_grad_enabled(torch.is_grad_enabled() and end > burn_in):
-                chunk, state = self.advance(inputs[begin:end], state * ~starts[begin, :, None])
-                last, _ = self.advance(next_inputs[end - 1 : end], state)
-            features += [chunk]
-            next_features += [chunk[1:], last]  # inside an episode the next input is the next step's
-        return torch.cat(features)[burn_in:].flatten(0, 1), torch.cat(next_features)[burn_in:].flatten(0, 1)
+        state = inputs.new_zeros(inputs.shape[1], self.state_dim) if state is None else state
+        with torch.no_grad():
+            cuts = {0, burn_in, *starts[:burn_in].any(1).nonzero().flatten().tolist()}
+            for begin, end in itertools.pairwise(sorted(cuts)):  # no episode begins between the two
+                _, state = self.advance(inputs[begin:end], state * ~starts[begin, :, None])
+        inputs, next_inputs, starts = inputs[burn_in:], next_inputs[burn_in:], starts[burn_in:]
+
+        # Each stretch of an episode becomes a row of its own, and the observation after its last step follows it. So
+        # the memory goes over all stretches in one call. What it makes of a row's empty places at the end is not read.
+        times = torch.arange(len(starts), device=starts.device)[:, None]
+        begins = starts | (times == 0)
+        places = times - (times * begins).cummax(0).values  # (steps, n), of a step in its stretch
+        rows = begins.T.flatten().cumsum(0).unflatten(0, (-1, len(starts))).T - 1  # (steps, n)
+        shape = int(places.max()) + 2, int(rows[-1, -1]) + 1
+        stretches = inputs.new_zeros(*shape, inputs.shape[2])
+        stretches[places + 1, rows] = next_inputs  # inside an episode the next line writes over it
+        stretches[places, rows] = inputs
+        states = inputs.new_zeros(shape[1], self.state_dim)
+        states[rows[0]] = state * ~starts[0, :, None]
+        features, _ = self.advance(stretches, states)
+        return features[places, rows].flatten(0, 1), features[places + 1, rows].flatten(0, 1)
 
 
 class Actor(nn.Module):
@@ -342,24 +352,27 @@ class Agent(nn.Module):
 
     def forget(self, num_envs: int) -> np.ndarray:
         """What the policy remembers where episodes begin (num_envs, memory_dim): see `remember`."""
-        return np.zeros((num_envs, self.carried_dim + self.actor_memory.state_dim), dtype=np.float32)
+        return np.zeros((num_envs, self.carried_dim + 2 * self.actor_memory.state_dim), dtype=np.float32)
 
     @torch.no_grad()
     def act(self, obs: np.ndarray, memory: np.ndarray, noise: Tensor | float = 0.0) -> tuple[np.ndarray, np.ndarray]:
         """Raw observations (num_envs, obs_dim) to actions (num_envs, action_dim); deterministic without noise.
 
-        `memory` (num_envs, memory_dim) is what `remember` returned. Returns the new state (num_envs, state_dim), too.
+        `memory` (num_envs, memory_dim) is what `remember` returned. Returns the new states of the actor's memory and of
+        the critics' (num_envs, 2 * state_dim), too.
         """
         device = self.obs_rms.mean.device
-        past, state = torch.as_tensor(memory, device=device).tensor_split([self.carried_dim], dim=1)
+        past, states = torch.as_tensor(memory, device=device).tensor_split([self.carried_dim], dim=1)
+        state, qf_state = states.chunk(2, dim=1)
         inputs = self.inputs(torch.as_tensor(obs, dtype=torch.float32, device=device), past[:, 1:-1], past[:, -1])
         features, state = self.actor_memory.advance(inputs[None], state)
+        _, qf_state = self.qf_memory.advance(inputs[None], qf_state)
         mean, log_std = self.actor(features[0])
-        return (mean + log_std.exp() * noise).tanh().cpu().numpy(), state.cpu().numpy()
+        return (mean + log_std.exp() * noise).tanh().cpu().numpy(), torch.cat([state, qf_state], dim=1).cpu().numpy()
 
 
 def remember(actions: np.ndarray, rewards: np.ndarray, state: np.ndarray, dones: np.ndarray) -> np.ndarray:
-    """What the policy carries into its next step (num_envs, memory_dim): a one, action, reward and state.
+    """What is carried into the next step (num_envs, memory_dim): a one, action, reward and the memories' states.
 
     All are zero where an episode begins.
     """
@@ -520,25 +533,25 @@ def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor
     return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(parameters))])
 
 
-def make_sequences(agent: Agent, batch: Batch, args: Args) -> tuple[tuple[Any, ...], Tensor | None]:
-    """The arguments of all memories for a batch, and the stored state of the actor's if there is one."""
+def make_sequences(agent: Agent, batch: Batch, args: Args) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
+    """The arguments of all memories for a batch, and the stored states of the actor's and the critics' if there are."""
     obs, actions, rewards, next_obs, _, memory = batch
     past = memory[..., : agent.carried_dim]
     inputs, next_inputs = agent.inputs(obs, past[..., 1:-1], past[..., -1]), agent.inputs(next_obs, actions, rewards)
-    state = memory[0, :, agent.carried_dim :] if args.stored_state else None
-    return (inputs, next_inputs, past[..., 0] == 0.0, args.burn_in), state
+    states = memory[0, :, agent.carried_dim :].chunk(2, dim=1) if args.stored_state else (None, None)
+    return (inputs, next_inputs, past[..., 0] == 0.0, args.burn_in), states
 
 
 def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tuple[Tensor, Metrics]:
     """The gradient of the critics and their memory on a batch (`ReplayBuffer.sample`)."""
-    sequences, state = make_sequences(agent, batch, args)
+    sequences, (state, qf_state) = make_sequences(agent, batch, args)
     _, actions, rewards, _, terminations, _ = (x[args.burn_in :].flatten(0, 1) for x in batch)
     with torch.no_grad():
         _, next_features = agent.actor_memory(*sequences, state)
-        _, next_qf_features = agent.qf_target_memory(*sequences)
+        _, next_qf_features = agent.qf_target_memory(*sequences, qf_state)
     noise = noise[args.burn_in :].flatten(0, 1)
     td_target = compute_td_target(agent, rewards, next_features, next_qf_features, terminations, noise, args)
-    qf_features, _ = agent.qf_memory(*sequences)
+    qf_features, _ = agent.qf_memory(*sequences, qf_state)
     loss, metrics = compute_qf_loss(agent, qf_features, actions, td_target)
     gradient = compute_gradient(loss, agent.groups()["q"])
     metrics["losses/qf_grad_norm"] = gradient.norm()
@@ -549,10 +562,10 @@ def compute_actor_gradient(
     agent: Agent, batch: Batch, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
     """The gradients of the actor with its memory and, with --autotune, of the entropy coefficient."""
-    sequences, state = make_sequences(agent, batch, args)
+    sequences, (state, qf_state) = make_sequences(agent, batch, args)
     features, _ = agent.actor_memory(*sequences, state)
     with torch.no_grad():
-        qf_features, _ = agent.qf_memory(*sequences)
+        qf_features, _ = agent.qf_memory(*sequences, qf_state)
     noise = noise[args.burn_in :].flatten(0, 1)
     actor_loss, log_prob, metrics = compute_actor_loss(agent, features, qf_features, noise)
     gradient, alpha_gradient = compute_gradient(actor_loss, agent.groups()["policy"]), None
