@@ -32,9 +32,9 @@ def sources_of(script: Path) -> list[Path]:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            for root, name in ((root, name) for root in roots for name in names):
-                path = root / f"{name.replace('.', '/')}.py"
-                if path.is_file() and path not in found:
+            for file in (f"{name.replace('.', '/')}.py" for name in names):
+                path = next((root / file for root in roots if (root / file).is_file()), None)  # as Python finds it
+                if path and path not in found:
                     found.add(path)
                     waiting.append(path)
     return [script, *sorted(found - {script})]

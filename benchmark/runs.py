@@ -112,11 +112,12 @@ def provenance_of(records: list[dict[str, Any]], args: Mapping[str, Any]) -> dic
     commits = [start["commit"][:7] + "+" * bool(start["dirty"]) for start in starts if start.get("commit")]
     devices = [record["device"] for record in records if record.get("device")]
     python, script, *flags = starts[0]["command"] if starts else ("", "")
+    folder = "variants/" if Path(script).parent.name == "variants" else ""
     return {
         "device": ", ".join(dict.fromkeys(devices)) or ("" if args.get("cuda", True) else "cpu"),
         "commit": ", ".join(dict.fromkeys(commits)),
         "sources": ", ".join(dict.fromkeys(start["sha256"][:7] for start in starts if start.get("sha256"))),
-        "command": shlex.join([Path(python).name, Path(script).name, *flags]) if python else "",
+        "command": shlex.join([Path(python).name, folder + Path(script).name, *flags]) if python else "",
     }
 
 

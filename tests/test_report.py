@@ -370,10 +370,10 @@ def test_command_and_commit_come_from_the_journal(tmp_path: Path, capsys: pytest
     """Of a run's last beginning and of all that resumed it; runs of different scripts are named, and those of none are
     not.
     """
-    command = ["/bin/python", "/x/ppo.py", "--seed", "1", "--note", "a b"]
+    command = ["/bin/python", "/x/variants/ppo.py", "--seed", "1", "--note", "a b"]
     fresh: dict[str, Any] = {"command": command, "sha256": "11" * 32, "commit": "ab" * 20, "dirty": False}
     changed = fresh | {"sha256": "22" * 32, "commit": "cd" * 20, "dirty": True}
-    resumed = changed | {"command": ["/bin/python", "/x/ppo.py", "--resume", "runs/x"]}
+    resumed = changed | {"command": ["/bin/python", "/x/variants/ppo.py", "--resume", "runs/x"]}
     runs = [write_run(tmp_path / "runs", "Toy-v1", "ppo", seed, [1.0]) for seed in range(5)]
     journals = [[changed, fresh], [fresh], [changed], [fresh, resumed]]  # and none for the last run
     runs[:4] = [write_journal(run, *starts) for run, starts in zip(runs, journals, strict=False)]
@@ -386,7 +386,7 @@ def test_command_and_commit_come_from_the_journal(tmp_path: Path, capsys: pytest
         f"the script is that of abababa in {runs[0].name}, abababa, cdcdcdc+ in {runs[3].name}",
     ]
     row, _ = markdown_rows(text, "Commands")  # and one for the run without a journal
-    assert row["command"] == "`python ppo.py --seed SEED --note 'a b'`"
+    assert row["command"] == "`python variants/ppo.py --seed SEED --note 'a b'`"
     assert row["commit"] == "abababa, cdcdcdc+"
     commits = [row["commit"] for row in csv.DictReader((tmp_path / "x" / "scores.csv").open())]
     assert commits == ["abababa", "abababa", "cdcdcdc+", "abababa, cdcdcdc+", ""]

@@ -188,9 +188,14 @@ def test_manifest(run: Sweep) -> None:
 
 
 def test_sources(tmp_path: Path) -> None:
-    """A script's own modules count, also those that modules import, and from a folder below; nothing else does."""
-    for folder in ("utils", "variants"):
-        (tmp_path / folder).mkdir()
+    """A script's own modules count, also those that modules import, and from a folder below; nothing else does.
+
+    Modules of the same names in the folder above are not the script's.
+    """
+    project = tmp_path / "project"
+    for folder in (tmp_path / "utils", project / "utils", project / "variants"):
+        folder.mkdir(parents=True)
+    (tmp_path / "utils/pool.py").write_text("")
     texts = {
         "a.py": "import json\nfrom utils.pool import draw\nif True:\n    from utils import run\n",
         "variants/b.py": "import utils.pool as pool, no_such_module\n",
@@ -200,20 +205,20 @@ def test_sources(tmp_path: Path) -> None:
         "utils/unused.py": "",
     }
     for name, text in texts.items():
-        (tmp_path / name).write_text(text)
+        (project / name).write_text(text)
 
     def names(script: str) -> list[str]:
-        return [str(path.relative_to(tmp_path)) for path in provenance.sources_of(tmp_path / script)]
+        return [str(path.relative_to(project)) for path in provenance.sources_of(project / script)]
 
     assert names("a.py") == ["a.py", "utils/elo.py", "utils/pool.py", "utils/run.py"]
     assert names("variants/b.py") == ["variants/b.py", "utils/elo.py", "utils/pool.py"]
-    before = provenance.hash_of(tmp_path / "a.py")
-    (tmp_path / "utils/unused.py").write_text("# changed\n")
-    assert provenance.hash_of(tmp_path / "a.py") == before
-    (tmp_path / "utils/elo.py").write_text("# changed\n")
-    assert provenance.hash_of(tmp_path / "a.py") != before
-    (tmp_path / "a.py").write_text("def")
-    assert provenance.hash_of(tmp_path / "a.py") == hashlib.sha256(b"def").hexdigest()
+    before = provenance.hash_of(project / "a.py")
+    (project / "utils/unused.py").write_text("# changed\n")
+    assert provenance.hash_of(project / "a.py") == before
+    (project / "utils/elo.py").write_text("# changed\n")
+    assert provenance.hash_of(project / "a.py") != before
+    (project / "a.py").write_text("def")
+    assert provenance.hash_of(project / "a.py") == hashlib.sha256(b"def").hexdigest()
 
 
 def test_another_version_of_the_script_is_named(run: Sweep) -> None:
