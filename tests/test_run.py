@@ -168,6 +168,18 @@ def test_saved_arguments_of_wrong_types(
     assert named in sentence
 
 
+def test_a_folder_of_a_version_with_fewer_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They have their defaults, and the user is told."""
+    folder = save_args(tmp_path / "run")
+    saved = json.loads((folder / "args.json").read_text())
+    del saved["mode"], saved["target_kl"]
+    (folder / "args.json").write_text(json.dumps(saved))
+    assert parse_args(Args, ["--evaluate", str(folder)]) == Args(gamma=0.5, evaluate=folder)
+    values = "--target-kl is None, --mode is one"
+    sentence = f"{folder} is of a version without some flags, which have their defaults: {values}"
+    assert capsys.readouterr().err == f"warning: {sentence}\n"
+
+
 def test_folders_of_other_scripts_and_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The other script is named; an args.json may be missing, or anything else."""
     folder = save_args(tmp_path / "run", script="other.py", of_other=1)

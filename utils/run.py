@@ -174,7 +174,10 @@ def parse_args(cls: type[ArgsT], argv: Sequence[str] | None = None) -> ArgsT:
 
 
 def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) -> dict[str, Any]:
-    """Reads the arguments in a run folder's args.json, and checks their names and types, and their limits if given."""
+    """Reads the arguments in a run folder's args.json, and checks their names and types, and their limits if given.
+
+    A run of a version that had fewer flags has the defaults of the others, with a warning.
+    """
     takes = f"--{flag} takes a run folder with the args.json of this script, and {folder} has none"
     try:
         saved = json.loads((folder / "args.json").read_text())
@@ -182,6 +185,8 @@ def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) 
         if script not in (None, own):
             fail(f"--{flag} takes a run of {own}, and {folder} is a run of {script}")
         args = cls(**saved)
+        missing = {name: getattr(args, name) for name in get_type_hints(cls) if name not in saved}
+        saved |= missing
         for name, hint in get_type_hints(cls).items():
             if hint is not Path | None:
                 typeguard.check_type(saved[name], hint)
@@ -190,6 +195,9 @@ def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) 
         fail(f"{takes} ({name}: {one_line(error)})")
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         fail(f"{takes} ({one_line(error)})")
+    if missing:
+        values = ", ".join(f"--{name.replace('_', '-')} is {value}" for name, value in missing.items())
+        warn(f"{folder} is of a version without some flags, which have their defaults: {values}")
     return saved
 
 
