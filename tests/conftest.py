@@ -1,5 +1,6 @@
 """Fixtures of all tests. One thread: the matrices are small, and results then do not depend on the number of cores."""
 
+import importlib.util
 import os
 import signal
 import sys
@@ -117,6 +118,16 @@ def train_selfplay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
         return folder
 
     return run
+
+
+def load_file(path: Path, name: str) -> ModuleType:
+    """The module of a file that is in no package."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def load_weights(folder: Path) -> dict[str, torch.Tensor]:

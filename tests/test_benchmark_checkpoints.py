@@ -8,6 +8,7 @@ import pytest
 from benchmark.checkpoints import main
 
 
+@pytest.mark.slow
 def test_counts_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Every checkpoint is counted, the first and the last one, too, and the size is that of the two files that stay."""
     monkeypatch.chdir(tmp_path)

@@ -32,6 +32,7 @@ def copy_as(run: Path, exp_name: str) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_versus_itself_is_a_draw(
     selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +51,7 @@ def test_versus_itself_is_a_draw(
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[-2:]] == ["likeliest", "sampled"]
 
 
+@pytest.mark.slow
 def test_how_badly_runs_are_beaten(train_selfplay: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A best response for each run and policy. What is in the file already, or of another budget, is not mixed in."""
     runs = [train_selfplay(ppo_selfplay, seed=seed, total_timesteps=256) for seed in (1, 2)]

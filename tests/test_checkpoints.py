@@ -60,6 +60,12 @@ def any_script(request: pytest.FixtureRequest) -> ModuleType:
     return request.param
 
 
+# For what is in utils/run.py alone: a script without a buffer, and one with a buffer and several networks.
+of_shared_code = pytest.mark.parametrize(
+    "any_script", [ppo_continuous, sac_selfplay], ids=lambda script: script.__name__, indirect=True, scope="module"
+)
+
+
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A working folder of its own."""
@@ -241,6 +247,7 @@ def test_stopped_by_a_signal(any_script: ModuleType, signum: int, expected: int)
 
 
 @pytest.mark.slow
+@of_shared_code
 def test_no_checkpoints_but_the_last(any_script: ModuleType) -> None:
     """--checkpoint-freq 0 writes the first and the last; a finished run can be made longer, and not repeated."""
     assert run(any_script, *words(any_script, checkpoint_freq=0, total_timesteps=1000)) == 0
@@ -256,6 +263,7 @@ def test_no_checkpoints_but_the_last(any_script: ModuleType) -> None:
 
 
 @pytest.mark.slow
+@of_shared_code
 def test_killed_between_two_renames(any_script: ModuleType, calm: dict[str, Any], killed: Path) -> None:
     """The newest checkpoint is whole but has no name yet: it counts, and the one before is not needed."""
     shutil.copytree(killed, Path("runs") / killed.name)
@@ -268,6 +276,7 @@ def test_killed_between_two_renames(any_script: ModuleType, calm: dict[str, Any]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing", "other format", "buffer"])
+@of_shared_code
 def test_a_damaged_checkpoint(any_script: ModuleType, damage: str, calm: dict[str, Any], killed: Path) -> None:
     """The run goes on from the one before, with a warning, and the result is the same."""
     if damage == "buffer" and not any_script.__name__.startswith("sac"):
@@ -315,6 +324,7 @@ def bad_resume(script: ModuleType, capsys: pytest.CaptureFixture[str], *argv: st
 
 
 @pytest.mark.slow
+@of_shared_code
 def test_refusals(any_script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     """Folders without a run, arguments that are not the run's, a run that is running, damaged and dangerous files."""
     Path("empty").mkdir()
@@ -347,6 +357,7 @@ def test_refusals(any_script: ModuleType, capsys: pytest.CaptureFixture[str]) ->
     assert "--resume takes a run folder with the args.json" in bad_resume(any_script, capsys, "--resume", str(folder))
 
 
+@pytest.mark.slow
 def test_another_scripts_run(capsys: pytest.CaptureFixture[str]) -> None:
     """It is named."""
     assert run(ppo_continuous, *words(ppo_continuous, total_timesteps=600)) == 0
@@ -461,6 +472,7 @@ def test_learning_that_gives_no_number(
 
 
 @pytest.mark.slow
+@of_shared_code
 def test_a_full_disk(
     any_script: ModuleType, calm: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -489,6 +501,7 @@ def test_a_full_disk(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@of_shared_code
 def test_a_disk_that_stays_full(
     any_script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -566,6 +579,7 @@ def leveldb_records(log: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
+@of_shared_code
 def test_wandb_goes_on_in_the_same_run(any_script: ModuleType) -> None:
     """Offline, with the real client: after a kill and a resume its files hold each point of TensorBoard's once."""
     flags = {"track": True, "wandb_project_name": "killed"}
@@ -648,6 +662,7 @@ def test_metrics_of_updates_that_are_not_the_last(script: ModuleType) -> None:
 
 
 @pytest.mark.slow
+@of_shared_code
 def test_made_longer_and_killed_on_the_way(any_script: ModuleType) -> None:
     """A finished run that is made longer is unfinished again, and its checkpoints say so."""
     assert run(any_script, *words(any_script, total_timesteps=600)) == 0
@@ -664,6 +679,7 @@ def test_made_longer_and_killed_on_the_way(any_script: ModuleType) -> None:
 
 
 @pytest.mark.slow
+@of_shared_code
 def test_a_damaged_checkpoint_is_not_kept(any_script: ModuleType, killed: Path) -> None:
     """It does not become the previous checkpoint."""
     shutil.copytree(killed, Path("runs") / killed.name)

@@ -543,6 +543,7 @@ def test_axes_of_the_heat_map_are_named() -> None:
     assert "percent" in bar.get_ylabel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_players", "name"),
     [(2, "{}"), (13, "step {},000,000"), (3, "{} is the name of a player that goes on and on and on"), (26, "step {}")],

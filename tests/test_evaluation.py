@@ -124,6 +124,7 @@ def saved_facts(folder: Path) -> tuple[int, bool]:
     return checkpoint["global_step"], checkpoint["is_finished"]
 
 
+@pytest.mark.slow
 def test_all_is_saved_before_the_final_evaluation(
     selfplay: ModuleType, train_selfplay: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,6 +179,7 @@ def test_pettingzoo_actions_are_in_its_own_units(train_selfplay: Train) -> None:
             np.testing.assert_allclose(actions[0], taken[agent], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_file_stands_alone(train: Train) -> None:
     """One file with all weights, any size of the batch, and metadata."""
     folder = train(importlib.import_module("sac_continuous"))
@@ -217,6 +218,7 @@ def play_as_the_page_does(folder: Path, tmp_path: Path, place: int) -> float:
     return float(result.stdout.removeprefix("return "))
 
 
+@pytest.mark.slow
 def test_the_program_of_the_page_plays_without_pytorch(script: ModuleType, train: Train, tmp_path: Path) -> None:
     """Its return is that of the script's own policy with the same seed."""
     folder = train(script, norm_obs=True)

@@ -579,6 +579,7 @@ def test_every_result_goes_to_the_snapshot_that_played(layout: Layout, swap_step
             assert np.mean(differences) == pytest.approx(strength - learner_strength, abs=40)
 
 
+@pytest.mark.slow
 def test_a_long_run_keeps_nothing_but_the_pool_and_who_plays() -> None:
     """20,000 games and 500 snapshots: those that are gone are freed, and no container grows after the first quarter."""
     table, obs = lay_table(DUEL, 16, False, np.random.default_rng(0))

@@ -239,6 +239,7 @@ def test_ratings_of_mixed_opponents() -> None:
 # --- runs ---
 
 
+@pytest.mark.slow
 def test_a_run_against_frozen_policies(selfplay: ModuleType, train_selfplay: Train) -> None:
     """All opponents are the last policies of the two runs, half of the games each, and they stay as they are."""
     runs = [train_selfplay(selfplay, seed=seed, total_timesteps=128) for seed in (1, 2)]
@@ -261,6 +262,7 @@ def test_a_run_against_frozen_policies(selfplay: ModuleType, train_selfplay: Tra
         assert all(torch.equal(value, other.weights[name]) for name, value in snapshot["weights"].items())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_against_frozen_policies(selfplay: ModuleType, train_selfplay: Train) -> None:
     """Killed and resumed, it equals one that went on, ratings of the opponents included."""
     victim = train_selfplay(selfplay, total_timesteps=256, norm_obs=True).rename("victim")
@@ -304,6 +306,7 @@ def printed_scores(output: str) -> dict[str, tuple[float, float, float]]:
     return {name: (float(x), float(y), float(z)) for name, x, y, z in re.findall(line, output, re.MULTILINE)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("actions", [(0.6, 0.3, 0.1), (0.1, 0.2, 0.7)])
 def test_best_response_in_rock_paper_scissors(
     actions: tuple[float, float, float],

@@ -400,6 +400,7 @@ def test_a_run_killed_before_it_began_is_left_out(tmp_path: Path, capsys: pytest
     assert f"- Left out, killed before it began: {empty.name}.\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_costs_no_file(tmp_path: Path) -> None:
     """As `head` does."""
     run = write_run(tmp_path, "Toy-v1", "ppo", 1, [1.0])
@@ -439,6 +440,7 @@ def folders(tmp_path: Path) -> list[Path]:
     return folders
 
 
+@pytest.mark.slow
 def test_report(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The tables against scipy and rliable's numbers, the raw ones beside them, and the same again."""
     main(Args(runs=folders, output=tmp_path / "both", normalize_by="sac"))
@@ -549,6 +551,7 @@ def test_few_evaluations_are_dots_over_training_returns(tmp_path: Path) -> None:
     np.testing.assert_allclose(xy(training), [[1, 0], [500, 90], [1000, 191]])
 
 
+@pytest.mark.slow
 def test_scale_takes_tasks_that_were_learned_and_all_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -567,6 +570,7 @@ def test_scale_takes_tasks_that_were_learned_and_all_have(
     assert "Not in the pooled score: C-v1 (not all experiments have it)." in text
 
 
+@pytest.mark.slow
 def test_random_policy_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The file has what is measured again here; a task that is not in it is measured when it is needed."""
     assert random_policy_module.measure("Pendulum-v1").mean() == pytest.approx(random_return("Pendulum-v1"), rel=1e-3)
@@ -676,6 +680,7 @@ def test_devices_are_not_mixed_in_silence(tmp_path: Path) -> None:
 # === Page and figures =================================================================================================
 
 
+@pytest.mark.slow
 def test_a_page_keeps_its_text_and_a_study_makes_its_report_again(
     folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -697,6 +702,7 @@ def test_a_page_keeps_its_text_and_a_study_makes_its_report_again(
     assert page.read_text().count("<!-- report -->") == 1
 
 
+@pytest.mark.slow
 def test_labels_formats_and_smoothing(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Labels stand in figures, in their order; each figure has all formats; a curve is its moving average."""
     labels = ("sac=Soft actor-critic", "ppo=PPO, defaults")
@@ -788,6 +794,7 @@ def test_the_published_files_are_whole() -> None:
         assert len(set(names)) == len(names)
 
 
+@pytest.mark.slow
 def test_selfplay(train_selfplay: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A row a scripted player, curves of ratings, and the seeds' final policies against each other."""
     runs = [train_selfplay(ppo_selfplay, seed=seed) for seed in (1, 2)]

@@ -180,6 +180,7 @@ def test_a_folder_of_a_version_with_fewer_flags(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().err == f"warning: {sentence}\n"
 
 
+@pytest.mark.slow
 def test_folders_of_other_scripts_and_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The other script is named; an args.json may be missing, or anything else."""
     folder = save_args(tmp_path / "run", script="other.py", of_other=1)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from conftest import TINY, Train, assert_same_weights, load_weights, read_scalars
+from conftest import TINY, Train, assert_same_weights, load_file, load_weights, read_scalars
 
 import ppo_continuous
 import sac_continuous
@@ -46,19 +46,23 @@ def evaluate(script: ModuleType, folder: Path, *words: str) -> None:
 
 
 @pytest.mark.slow
-def test_copied_alone_into_an_empty_folder(script: ModuleType, tmp_path: Path) -> None:
+def test_copied_alone_into_an_empty_folder(
+    script: ModuleType,
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The same weights as beside utils/, and the command that it names evaluates them."""
-    alone, beside, name = tmp_path / "alone", tmp_path / "beside", f"{script.__name__}.py"
+    alone, name = tmp_path / "alone", f"{script.__name__}.py"
     alone.mkdir()
-    beside.mkdir()
     (alone / name).write_text((ROOT / name).read_text())
     flags: dict[str, Any] = {"checkpoint_freq": 70, "eval_freq": 100}
     result = run_command(command(script, Path(name), **flags), alone)
     assert result.returncode == 0, result.stderr
     expected = f"without utils/run.py {name} has no videos, --resume, --track or --upload-model"
     assert result.stdout.splitlines()[0] == expected
-    assert run_command(command(script, **flags), beside).returncode == 0
-    (folder,), (other,) = (alone / "runs").iterdir(), (beside / "runs").iterdir()
+    (folder,), other = (alone / "runs").iterdir(), train(script, **flags)
     assert_same_weights(folder, other)
     curves, other_curves = read_scalars(folder), read_scalars(other)
     assert curves.pop("charts/SPS")
@@ -73,11 +77,14 @@ def test_copied_alone_into_an_empty_folder(script: ModuleType, tmp_path: Path) -
     (next_command,) = re.findall(rf"python ({name} --evaluate \S+)", result.stdout)
     again = run_command([sys.executable, *next_command.split()], alone)
     assert again.stdout.strip() == evaluation, again.stderr
+    copy = load_file(alone / name, "copied_alone")
+    capsys.readouterr()
     for flag in ("--resume", "--track", "--upload-model", "--capture-video", "--vectorization native"):
-        words = [*flag.split(), f"runs/{folder.name}"] if flag == "--resume" else flag.split()
-        refused = run_command([sys.executable, name, *words], alone)
-        assert refused.returncode == 2
-        assert refused.stderr == f"error: {flag} takes utils/run.py beside {name}\n"
+        words = [*flag.split(), str(folder)] if flag == "--resume" else flag.split()
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        with pytest.raises(SystemExit, match="2"):
+            copy.main(copy.parse_args(copy.Args))
+        assert capsys.readouterr().err == f"error: {flag} takes utils/run.py beside {name}\n"
 
 
 def test_evaluation_prints_the_trained_number(
@@ -175,11 +182,13 @@ def test_evaluation_does_not_touch_the_training(script: ModuleType, train: Train
     assert_same_weights(train(script, **flags), train(script, **flags, eval_freq=40, eval_episodes=3))
 
 
+@pytest.mark.slow
 def test_processes_equal_one_after_another(script: ModuleType, train: Train) -> None:
     """`--vectorization async` changes where environments run, and nothing else."""
     assert_same_weights(train(script, num_envs=2), train(script, num_envs=2, vectorization="async"))
 
 
+@pytest.mark.slow
 def test_logged_keys_are_those_of_the_docs(script: ModuleType, train: Train) -> None:
     """Every key is explained there, and every key explained there is logged."""
     label = script.__name__.split("_")[0]
@@ -217,6 +226,7 @@ def test_speed_does_not_include_evaluations(
     assert {speed for _, speed in speeds} == {2.0}  # two environments
 
 
+@pytest.mark.slow
 def test_points_are_neither_doubled_nor_missing(script: ModuleType, train: Train) -> None:
     """One point a key and step; evaluations on schedule, and one at the end."""
     total = 480 if script is sac_continuous else 448
@@ -410,6 +420,7 @@ def test_every_flag_runs_and_changes_something(train: Train, name: str, flags: d
         ), flag
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0, 3.0])
 def test_updates_per_step(train: Train, monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
     """Counted: the ratio times the steps after the warm-up, with several environments."""

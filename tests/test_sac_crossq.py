@@ -504,6 +504,7 @@ script.main(script.parse_args(script.Args))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit() -> None:
     """With running statistics of layers and returns, across the end of the warm-up, between two checkpoints."""
     whole = train(num_envs=3)

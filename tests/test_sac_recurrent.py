@@ -347,6 +347,7 @@ def test_native_environments_cannot_hide_anything(capsys: pytest.CaptureFixture[
     assert "error: --observe takes --vectorization sync or async" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [{}, {"memory": "gru", "stored_state": False, "norm_obs": True, "autotune": False}])
 def test_runs_and_logs_the_keys_of_the_docs(flags: dict[str, Any]) -> None:
     """All of them, and no other."""
@@ -358,6 +359,7 @@ def test_runs_and_logs_the_keys_of_the_docs(flags: dict[str, Any]) -> None:
     assert set(read_scalars(train(total_timesteps=480, checkpoint_freq=0, **flags))) == documented
 
 
+@pytest.mark.slow
 def test_evaluation_repeats_itself_and_leaves_the_training_alone() -> None:
     """An evaluation carries its own memory."""
     assert_same_weights(train(eval_freq=60), train())

@@ -406,6 +406,7 @@ script.main(script.parse_args(script.Args))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit() -> None:
     """With all streams, between two checkpoints; an evaluation of the run takes no demonstrations."""
     flags = {"streams": ALL, "demonstrations": make_demonstrations(), "num_envs": 3}

@@ -268,6 +268,7 @@ ARGUMENTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [*ARGUMENTS, "missing", "other shapes", "out of limits"])
 def test_damaged_arguments(
     selfplay: ModuleType,

@@ -153,6 +153,7 @@ def parallel_env(**kwargs):
 """
 
 
+@pytest.mark.slow
 def test_a_learner_that_leaves_its_games_early(
     selfplay: ModuleType, train_selfplay: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_learner_that_leaves_its_games_early(
 # --- repeatability ---
 
 
+@pytest.mark.slow
 def test_same_seed_same_weights(selfplay: ModuleType, train_selfplay: Train) -> None:
     """Bit for bit, snapshots and ratings too; another seed gives other weights."""
     one, same, other = train_selfplay(selfplay), train_selfplay(selfplay), train_selfplay(selfplay, seed=2)
@@ -527,6 +529,7 @@ def test_discrete_target_entropy_scale(train_selfplay: Train) -> None:
     assert weights[0]["sumo log_alpha"].shape == (2,)
 
 
+@pytest.mark.slow
 def test_ratings(selfplay: ModuleType, train_selfplay: Train) -> None:
     """They begin where --initial-elo says, and move by no more than --elo-k a game; none moves without it."""
     flags = {"total_timesteps": 1024, "play_against_latest_model_ratio": 1.0, "save_steps": 10**6}
@@ -540,6 +543,7 @@ def test_ratings(selfplay: ModuleType, train_selfplay: Train) -> None:
     assert are_equal(all_weights(flat), all_weights(folder))  # ratings are read, not learned from
 
 
+@pytest.mark.slow
 def test_snapshots_have_the_rating_of_the_learner(
     selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -554,8 +558,8 @@ def test_snapshots_have_the_rating_of_the_learner(
 
     def spy_add(pool: SnapshotPool, weights: Any, step: int, rating: float) -> Any:
         if made:
-            (behavior,) = (behavior for behavior, other in made[0].pools.items() if other is pool)
-            taken.append((rating, made[0].rating_of(behavior)))
+            behaviors = [behavior for behavior, other in made[0].pools.items() if other is pool]
+            taken.extend((rating, made[0].rating_of(behavior)) for behavior in behaviors)  # none: scripted players
         return add(pool, weights, step, rating)
 
     monkeypatch.setattr(Matches, "__init__", spy_init)
@@ -590,6 +594,7 @@ def test_discounted_returns_begin_anew_with_each_game(
     assert agent["return_rms.var"].item() == pytest.approx(np.var(returns))
 
 
+@pytest.mark.slow
 def test_no_update_without_a_transition_that_may_be_drawn(train_selfplay: Train, tmp_path: Path) -> None:
     """All transitions are of opponents that have left the pool, and the learner has left its game for a while."""
     quitter = QUITTER.replace("toy_games.parallel_env(", "toy_games.parallel_env(NAMES, ").replace("red_0", "player_0")
@@ -618,6 +623,7 @@ def test_learner_side(selfplay: ModuleType, train_selfplay: Train, monkeypatch: 
         assert sides == expected
 
 
+@pytest.mark.slow
 def test_turns(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """--team-change counts the learner's own steps: two pursuers make two a game step, the evader one.
 

@@ -107,6 +107,7 @@ def test_prioritized_draws_forget_old_results() -> None:
     assert 900 < lost < 1100
 
 
+@pytest.mark.slow
 def test_beaten_snapshots_are_drawn_again() -> None:
     """Forty of them had 0.0006 of the draws together, beside one that is even; they now have nearly a tenth."""
     pool = make_pool(41, 0.0, "prioritized", marks=41)

@@ -485,6 +485,7 @@ SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=$i bash $2 >> out
 done; echo '7;cluster'"""  # runs the tasks before it ends
 
 
+@pytest.mark.slow
 def test_slurm(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     """An array job of what has not finished, with sbatch's stand-in running its tasks; a dry run only prints it."""
     add_command("sbatch", SBATCH)
@@ -669,6 +670,7 @@ def test_a_terminal_that_closes_stops_the_runs(run: Sweep) -> None:
     assert steps("Toy-v0__toy_script__1") == list(range(1, 61))
 
 
+@pytest.mark.slow
 def test_the_device_is_recorded_and_a_missing_gpu_said(run: Sweep) -> None:
     """The device is what the script says; a CPU build of PyTorch on a machine with a GPU is told, once."""
     add_command("nvidia-smi", "echo 'GPU 0: NVIDIA A (UUID: GPU-aa)'")

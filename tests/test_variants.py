@@ -4,7 +4,6 @@ The losses of a variant are tested at the end of this file, against its paper.
 """
 
 import copy
-import importlib.util
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_same_weights
+from conftest import load_file
 from gymnasium.vector import AutoresetMode
 from test_checkpoints import LIVELY, assert_same, everything, kill, only_run, run, start, wait_for
 from test_sac_update import Reference, make_optimizers, squashed
@@ -52,12 +51,7 @@ ASYNCHRONOUS = {"sac_ray"}  # tests/test_sac_ray.py kills and resumes it
 
 def load_script(name: str) -> ModuleType:
     """The module of a file in variants/, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "variants" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(ROOT / "variants" / f"{name}.py", name)
 
 
 def parent_of(name: str) -> str:
@@ -130,7 +124,7 @@ def command(folder: str, script: str, *flags: str) -> str:
 
 @pytest.mark.slow
 def test_commands(variant: str, tmp_path: Path) -> None:
-    """Training from the repository's folder, the evaluation that it suggests, and both from another folder."""
+    """Training from the repository's folder, and the evaluation that it suggests, from another folder."""
     for name in ("utils", "variants"):  # a copy of the repository, so that the run folder is not in the real one
         shutil.copytree(ROOT / name, f"repository/{name}")
     os.mkdir("elsewhere")
@@ -139,15 +133,10 @@ def test_commands(variant: str, tmp_path: Path) -> None:
     (folder,) = Path("repository/runs").iterdir()
     assert (folder / "model.pt").exists()
     (result,) = re.findall(r"^evaluation: .*$|^scores: .*$", printed, re.MULTILINE)
-    (suggested,) = re.findall(rf"python ({script}) (--evaluate \S+)", printed)
-    assert result in command("repository", suggested[0], *suggested[1].split()).splitlines()
-
+    (suggested,) = re.findall(rf"python {script} --evaluate (\S+)", printed)
+    assert Path("repository", suggested) == folder
     far = str(tmp_path / "repository" / script)
     assert result in command("elsewhere", far, "--evaluate", str(tmp_path / folder)).splitlines()
-    if variant not in ASYNCHRONOUS:
-        command("elsewhere", far, *tiny)
-        (other,) = Path("elsewhere/runs").iterdir()
-        assert_same_weights(folder, other)
 
 
 @pytest.mark.slow
