@@ -40,7 +40,7 @@ from torch import Tensor
 
 from utils.cross_play import scripted_players
 from utils.evaluation import evaluate_run, load_policies, load_rivals, log_table, score_policies, snapshot_table
-from utils.matches import Matches, turn_ends
+from utils.matches import Matches, behavior_args, turn_ends
 from utils.run import Run, compiled, fail, parse_args, prepare, read_args
 from utils.snapshot_pool import SnapshotPool
 from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_games
@@ -97,6 +97,7 @@ class Args:
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn of team_change
     team_change: int | None = None  # learner steps of a turn, then the next role learns; default: ten turns each
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
+    behaviors: str = "{}"  # arguments of single behaviours in JSON, such as {"evader": {"gamma": 0.9}}
     initial_elo: float = 1200.0  # initial rating
     elo_k: float = 16.0  # largest change of a rating in one game
 
@@ -150,6 +151,9 @@ LIMITS = {
     "log_std_init": (-20, 2),
     "seed": (0, 2**31),
 }
+# What --behaviors may change.
+PER_BEHAVIOR = "learning_rate adam_beta1 adam_beta2 anneal_lr gamma gae_lambda update_epochs norm_adv clip_coef "
+PER_BEHAVIOR += "clip_vloss ent_coef vf_coef max_grad_norm target_kl log_std_init team_change"
 
 
 def check_args(args: Args) -> None:
@@ -531,15 +535,17 @@ def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Snaps
 # === Snapshots and turns ==============================================================================================
 
 
-def start_matches(args: Args, env: TeamEnv, agents: Mapping[str, Agent], total_steps: int) -> Matches:
+def start_matches(all_args: dict[str, Args], env: TeamEnv, agents: Mapping[str, Agent], total_steps: int) -> Matches:
     """Games against the first snapshot of each behaviour, the initial policy."""
-    change_at = turn_ends(env.teams, args.team_change, total_steps)
+    args = next(iter(all_args.values()))
+    team_change = {behavior: own.team_change for behavior, own in all_args.items()}
+    change_at = turn_ends(env.teams, team_change, total_steps)
     draws = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng(args.seed)
     pools = {behavior: SnapshotPool(*draws, args.newest_share) for behavior in agents}
     for behavior, pool in pools.items():
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
-    turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
+    turn_steps = {behavior: n or change_at[0] * len(env.teams[0].agents) for behavior, n in team_change.items()}
     rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
     matches = Matches(env.teams, args.num_games, pools, change_at, *rules, load_rivals(args, load_run))
     matches.mix_in(scripted_players(env), args.scripted_share, args.current_share, args.initial_elo)
@@ -582,13 +588,16 @@ def main(args: Args) -> Path:
         make_env(args, 1, render=True).close()  # a game that cannot be rendered is better known now than at the end
     env = make_env(args, args.num_games)
     print(describe_teams(env))
+    all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)
     total_steps = -(-args.total_timesteps // args.batch_size) * args.batch_size
-    agents = {team.behavior: Agent(team, args).to(device) for team in env.teams}
-    hyperparameters = args.learning_rate, args.adam_beta1, args.adam_beta2, 1e-5
-    optimizers = {behavior: Adam(agent.parameters(), *hyperparameters) for behavior, agent in agents.items()}
+    agents = {team.behavior: Agent(team, all_args[team.behavior]).to(device) for team in env.teams}
+    optimizers = {
+        behavior: Adam(agents[behavior].parameters(), own.learning_rate, own.adam_beta1, own.adam_beta2, 1e-5)
+        for behavior, own in all_args.items()
+    }
 
     # --- pools and ratings ---
-    matches = start_matches(args, env, agents, total_steps)
+    matches = start_matches(all_args, env, agents, total_steps)
     pools = matches.pools
 
     best_scripted = scripted_players(env)[-1].name
@@ -602,19 +611,19 @@ def main(args: Args) -> Path:
             b_masks = zeros((rows, sum(team.branches)), dtype=torch.bool)
             b_actions = zeros((rows, team.action_dim), dtype=torch.int64 if team.branches else torch.float32)
             minibatch = zeros((rows, team.obs_dim)), b_masks, b_actions, *(zeros(rows) for _ in range(4))
-            gradient = compiled(gradient, agents[team.behavior], minibatch, args)
+            gradient = compiled(gradient, agents[team.behavior], minibatch, all_args[team.behavior])
         # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
         # checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
-            learner = matches.learner
+            learner, own = matches.learner, all_args[matches.learner]
             agent, optimizer, team = agents[learner], optimizers[learner], env.teams[matches.sides[0]]
             if seed is not None:  # at the start, after each checkpoint and each change of team
                 matches.begin_anew(seed)
                 obs = env.reset(seed)
                 run.check(global_step, observation=np.concatenate(obs, axis=None))
                 discounted_return = np.zeros(args.num_games * len(team.agents))
-            if args.anneal_lr:
-                optimizer.lr = args.learning_rate * (1.0 - global_step / total_steps)
+            if own.anneal_lr:
+                optimizer.lr = own.learning_rate * (1.0 - global_step / total_steps)
 
             rollout = Rollout(args.num_steps, args.num_games * len(team.agents), team)
             noise = agent.actor.noise(rollout.rewards.size).unflatten(0, rollout.rewards.shape)
@@ -635,7 +644,7 @@ def main(args: Args) -> Path:
                 rollout.rewards[t] = matches.of_learner(result.rewards)
                 rollout.terminations[t] = matches.of_learner(result.terminations)
                 rollout.dones[t] = rollout.terminations[t] | matches.of_learner(result.truncations)
-                discounted_return = args.gamma * discounted_return + rollout.rewards[t]
+                discounted_return = own.gamma * discounted_return + rollout.rewards[t]
                 rollout.discounted_returns[t] = discounted_return
                 discounted_return[rollout.dones[t]] = 0.0
 
@@ -645,8 +654,8 @@ def main(args: Args) -> Path:
             matches.learner_steps[learner] += int(rollout.valid.sum())
 
             # update
-            batch = make_batch(agent, rollout, args, device)
-            metrics = learn_from(agent, optimizer, batch, args, gradient)
+            batch = make_batch(agent, rollout, own, device)
+            metrics = learn_from(agent, optimizer, batch, own, gradient)
 
             # snapshot, change team
             end_turn(agent, matches, global_step, args)

@@ -48,7 +48,7 @@ from torch import Tensor
 
 from utils.cross_play import scripted_players
 from utils.evaluation import evaluate_run, load_policies, load_rivals, log_table, score_policies, snapshot_table
-from utils.matches import Matches, turn_ends
+from utils.matches import Matches, behavior_args, turn_ends
 from utils.run import Run, compiled, fail, parse_args, prepare, read_args
 from utils.snapshot_pool import SnapshotPool
 from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_games, next_legal_actions
@@ -105,6 +105,7 @@ class Args:
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn of team_change
     team_change: int | None = None  # learner steps of a turn, then the next role learns; default: ten turns each
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
+    behaviors: str = "{}"  # arguments of single behaviours in JSON, such as {"evader": {"gamma": 0.9}}
     replay_opponents: Literal["all", "window"] = "all"  # transitions to draw: all, or of opponents in the pool
     initial_elo: float = 1200.0  # initial rating
     elo_k: float = 16.0  # largest change of a rating in one game
@@ -149,6 +150,10 @@ LIMITS = {
     "alpha": (1e-9, 1e9),
     "seed": (0, 2**31),
 }
+PER_BEHAVIOR = (
+    "batch_size learning_starts updates_per_step gamma tau policy_frequency target_network_frequency policy_lr "
+)
+PER_BEHAVIOR += "q_lr alpha_lr anneal_lr alpha autotune target_entropy_scale discrete_target_entropy_scale team_change"
 
 
 def check_args(args: Args) -> None:
@@ -609,15 +614,17 @@ def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Snaps
 # === Snapshots and turns ==============================================================================================
 
 
-def start_matches(args: Args, env: TeamEnv, agents: Mapping[str, Agent], total_steps: int) -> Matches:
+def start_matches(all_args: dict[str, Args], env: TeamEnv, agents: Mapping[str, Agent], total_steps: int) -> Matches:
     """Games against the first snapshot of each behaviour, the initial policy."""
-    change_at = turn_ends(env.teams, args.team_change, total_steps)
+    args = next(iter(all_args.values()))
+    team_change = {behavior: own.team_change for behavior, own in all_args.items()}
+    change_at = turn_ends(env.teams, team_change, total_steps)
     draws = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng(args.seed)
     pools = {behavior: SnapshotPool(*draws, args.newest_share) for behavior in agents}
     for behavior, pool in pools.items():
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
-    turn_steps = args.team_change or change_at[0] * len(env.teams[0].agents)
+    turn_steps = {behavior: n or change_at[0] * len(env.teams[0].agents) for behavior, n in team_change.items()}
     rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
     matches = Matches(env.teams, args.num_games, pools, change_at, *rules, load_rivals(args, load_run))
     matches.mix_in(scripted_players(env), args.scripted_share, args.current_share, args.initial_elo)
@@ -660,17 +667,18 @@ def main(args: Args) -> Path:
         make_env(args, 1, render=True).close()  # a game that cannot be rendered is better known now than at the end
     env = make_env(args, args.num_games)
     print(describe_teams(env))
+    all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)
     total_steps = -(-args.total_timesteps // args.num_games) * args.num_games
-    agents = {team.behavior: Agent(team, args).to(device) for team in env.teams}
-    learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
+    agents = {team.behavior: Agent(team, all_args[team.behavior]).to(device) for team in env.teams}
+    learning_rates = {b: {"policy": own.policy_lr, "q": own.q_lr, "alpha": own.alpha_lr} for b, own in all_args.items()}
     all_optimizers = {
-        behavior: {name: Adam(group, learning_rates[name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
-        for behavior, agent in agents.items()
+        b: {name: Adam(group, learning_rates[b][name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
+        for b, agent in agents.items()
     }
     buffers = {team.behavior: ReplayBuffer(args.buffer_size, team, device) for team in env.teams}
 
     # --- pools and ratings ---
-    matches = start_matches(args, env, agents, total_steps)
+    matches = start_matches(all_args, env, agents, total_steps)
     pools = matches.pools
     game_steps, num_updates = dict.fromkeys(agents, 0), dict.fromkeys(agents, 0)
 
@@ -683,28 +691,28 @@ def main(args: Args) -> Path:
     with Run(args, env, total_steps, stride=args.num_games, **parts) as run:
         gradients = PLAIN
         for behavior, buffer in buffers.items() if args.compile else ():
-            batch = buffer.gather(torch.zeros(args.batch_size, dtype=torch.int64, device=device))
-            example = agents[behavior], batch, torch.zeros_like(batch[2]), args
+            batch = buffer.gather(torch.zeros(all_args[behavior].batch_size, dtype=torch.int64, device=device))
+            example = agents[behavior], batch, torch.zeros_like(batch[2]), all_args[behavior]
             gradients = compiled(gradients[0], *example), compiled(gradients[1], *example)
         # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
         # checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
-            learner = matches.learner
+            learner, own = matches.learner, all_args[matches.learner]
             agent, optimizers, buffer = agents[learner], all_optimizers[learner], buffers[learner]
             if seed is not None:  # at the start, after each checkpoint and each change of team
                 matches.begin_anew(seed)
                 obs = env.reset(seed)
                 run.check(global_step, observation=np.concatenate(obs, axis=None))
                 update_metrics: Metrics = {}
-            for name in ("policy", "q") if args.anneal_lr else ():
-                optimizers[name].lr = learning_rates[name] * (1.0 - global_step / total_steps)
+            for name in ("policy", "q") if own.anneal_lr else ():
+                optimizers[name].lr = learning_rates[learner][name] * (1.0 - global_step / total_steps)
 
             # act and step
             learner_obs, valid = matches.of_learner(obs), matches.of_learner(env.alive)
             masks = matches.of_learner([legal_actions(env, i) for i in range(len(env.teams))])
             if args.norm_obs and valid.any():
                 agent.obs_rms.update(torch.as_tensor(learner_obs[valid], device=device))
-            if game_steps[learner] < args.learning_starts:
+            if game_steps[learner] < own.learning_starts:
                 actions = matches.of_learner([env.scripted_actions("random", i) for i in range(len(env.teams))])
             else:
                 actions = agent.act(learner_obs, masks, agent.actor.noise(len(learner_obs)))
@@ -725,14 +733,14 @@ def main(args: Args) -> Path:
                 buffer.add(opponents[valid], *(column[valid] for column in columns))
 
             # rate, next opponents: not by games with random actions
-            num_random = args.learning_starts - game_steps[learner]
+            num_random = own.learning_starts - game_steps[learner]
             obs = matches.finish_games(env, result, cut, max_age=-num_random / args.num_games)
 
             # update
-            num_due = int(args.updates_per_step * (game_steps[learner] - args.learning_starts))
+            num_due = int(own.updates_per_step * (game_steps[learner] - own.learning_starts))
             while buffer.total > buffer.window["refreshed_at"] and num_updates[learner] < num_due:
-                batch = buffer.sample(args.batch_size)
-                update_metrics |= update(agent, optimizers, batch, args, num_updates[learner], gradients)
+                batch = buffer.sample(own.batch_size)
+                update_metrics |= update(agent, optimizers, batch, own, num_updates[learner], gradients)
                 num_updates[learner] += 1
 
             # snapshot, change team
@@ -741,9 +749,8 @@ def main(args: Args) -> Path:
                 run.begin_anew()
             if takes_snapshot and args.replay_opponents == "window":
                 opposing = [team.behavior for i, team in enumerate(env.teams) if i != matches.sides[0]]
-                buffers[matches.learner].leave_out(
-                    min(matches.rivals[behavior].snapshots[0].step for behavior in opposing)
-                )
+                oldest = min(matches.rivals[behavior].snapshots[0].step for behavior in opposing)
+                buffers[matches.learner].leave_out(oldest)
 
             # log and evaluate
             if run.due(args.log_freq, args.checkpoint_freq):

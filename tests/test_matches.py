@@ -176,11 +176,17 @@ def test_new_opponents_in_every_game_or_never(swap_steps: int) -> None:
     [(DUEL, {"disc": 250}), (HUNT, {"hunter": 125, "prey": 500}), (TRIO, {"disc": 500}), (RAID, {"raider": 625})],
 )
 def test_swaps_per_turn(layout: Layout, swap_steps: dict[str, int]) -> None:
-    """Four swaps in 1000 learner steps, in the turn of every role: 1000 / 4, times the ghosts for each learner."""
-    matches = make_matches(layout, 2, swaps_per_turn=4.0, team_change=1000)
-    for behavior, steps in [*swap_steps.items()] * 2:
-        matches.give_turn(behavior)
-        assert matches.swap_steps == steps
+    """Four swaps in 1000 learner steps, in the turn of every role: 1000 / 4, times the ghosts for each learner.
+
+    And in twice the steps of the last role, if its turns are that long.
+    """
+    team_change = dict.fromkeys(swap_steps, 1000)
+    for factor in (1, 2):
+        team_change[list(swap_steps)[-1]] *= factor
+        matches = make_matches(layout, 2, swaps_per_turn=4.0, team_change=team_change)
+        for behavior, steps in [*swap_steps.items()] * 2:
+            matches.give_turn(behavior)
+            assert matches.swap_steps == steps * team_change[behavior] / 1000
 
 
 # --- turns of roles ---

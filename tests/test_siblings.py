@@ -22,8 +22,8 @@ STAND_IN = "Stand-in for utils/run.py, where this file was copied alone"
 MAX_LINES = {
     "ppo_continuous": (725, 75, 37),
     "sac_continuous": (682, 78, 38),
-    "ppo_selfplay": (680, 110, 59),
-    "sac_selfplay": (770, 121, 65),
+    "ppo_selfplay": (690, 110, 59),
+    "sac_selfplay": (775, 121, 65),
 }
 # Functions and classes of one name that differ between siblings: what a comparison of the two is to show.
 MAY_DIFFER = {

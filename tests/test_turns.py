@@ -1,24 +1,83 @@
 """Turns that fill a run in whole cycles, their snapshots, and first games that are cut at different steps."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import Train
 
 from utils.games import Pursuit, Sumo
-from utils.matches import Matches, turn_ends
+from utils.matches import Matches, behavior_args, turn_ends
 from utils.snapshot_pool import SnapshotPool
+
+Capture = pytest.CaptureFixture[str]
 
 
 def test_turns_end_in_whole_cycles() -> None:
     """Two pursuers make two learner steps a game step: their turns are half as long as the evader's."""
     teams = Pursuit(1).teams
-    assert turn_ends(teams, 512, 1536) == [256, 768, 1024, 1536]
-    assert turn_ends(teams, 10**6, 900) == [300, 900]  # at least one cycle, however long the turn
-    assert len(turn_ends(teams, None, 3000)) == 20
-    assert turn_ends(Sumo(1).teams, 512, 1536) == [1536]  # one policy: one turn
+
+    def ends(pursuers: int | None, evader: int | None, total_steps: int) -> list[int]:
+        return turn_ends(teams, {"pursuers": pursuers, "evader": evader}, total_steps)
+
+    assert ends(512, 512, 1536) == [256, 768, 1024, 1536]
+    assert ends(1024, 256, 1536) == [512, 768, 1280, 1536]  # two thirds of each cycle are the pursuers'
+    assert ends(10**6, 10**6, 900) == [300, 900]  # at least one cycle, however long the turn
+    assert len(ends(None, None, 3000)) == 20
+    assert turn_ends(Sumo(1).teams, {"sumo": 512}, 1536) == [1536]  # one policy: one turn
+
+
+OWN: dict[str, dict[str, Any]] = {  # what a role needs to learn nothing
+    "ppo_selfplay": {"learning_rate": 0, "team_change": 256},
+    "sac_selfplay": {"policy_lr": 0, "q_lr": 0.0, "alpha_lr": 0.0, "tau": 0.0, "team_change": 256},
+}
+
+
+def test_arguments_of_single_behaviours(selfplay: ModuleType, train_selfplay: Train) -> None:
+    """One role has a learning rate of zero and does not change; the other has none of that, and learns."""
+    own = OWN[selfplay.__name__]
+    changes = json.dumps({"evader": own})
+    flags: dict[str, Any] = {"env_id": "pursuit", "total_timesteps": 1024, "save_steps": 10**6, "team_change": 512}
+    folder = train_selfplay(selfplay, behaviors=changes, **flags)
+    model = torch.load(folder / "model.pt", weights_only=True)
+    for behavior, is_equal in (("evader", True), ("pursuers", False)):
+        first, *_ = model[f"{behavior}_pool"]
+        weights = {name: x for name, x in first["weights"].items() if "rms" not in name}
+        found = all(torch.equal(x, model[f"{behavior}_agent"][name]) for name, x in weights.items())
+        assert found == is_equal, behavior
+    args = selfplay.Args(behaviors=changes, team_change=512)
+    both = behavior_args(args, Pursuit(1).teams, selfplay.PER_BEHAVIOR, selfplay.LIMITS)
+    assert both == {"pursuers": args, "evader": replace(args, **own)}
+
+
+@pytest.mark.parametrize(
+    ("behaviors", "says"),
+    [
+        ("[]", "--behaviors takes a JSON object such as"),
+        ('{"prey": {}}', "--behaviors takes changes for pursuers, evader, not for prey"),
+        ('{"evader": 3}', "--behaviors takes for evader a JSON object with names of "),
+        ('{"evader": {"norm_obs": true}}', "--behaviors takes for evader a JSON object with names of "),
+        ('{"evader": {"gamma": "high"}}', "--behaviors for evader: gamma: str is neither"),
+        ('{"evader": {"gamma": 1.5}}', "--behaviors for evader: --gamma takes a number from 0 to 1, not 1.5"),
+        ('{"evader": {"team_change": 5}}', "--behaviors takes a team_change for all behaviours or for none, unless"),
+    ],
+)
+def test_bad_arguments_of_single_behaviours(
+    selfplay: ModuleType, behaviors: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """One sentence, and no run folder."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        selfplay.main(selfplay.Args(env_id="pursuit", behaviors=behaviors, cuda=False, compile=False))
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {says}")
+    assert error.count("\n") == 1
+    assert not Path("runs").exists()
 
 
 def make_roles(change_at: list[int]) -> tuple[Any, Matches]:

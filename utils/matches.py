@@ -8,34 +8,64 @@ credited to the snapshots that played the game, even if the ring has dropped the
 Scripted players, and the learner itself as it is now, may be among the opponents (`Matches.mix_in`).
 """
 
+import json
 import math
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from utils.elo import elo_change, game_scores
 from utils.policy_stack import PolicyStack
+from utils.run import Limits, check_limits, check_types, fail, parse_json
 from utils.snapshot_pool import Snapshot, SnapshotPool
 from utils.team_env import Team, TeamEnv, TeamStep, legal_actions
 
+ArgsT = TypeVar("ArgsT", bound=Any)
 Observations = list[np.ndarray]
 CURRENT = Snapshot({}, step=0, rating=0.0, name="current")  # the opponent that is the learner as it is now
 
 
-def turn_ends(teams: Sequence[Team], team_change: int | None, total_steps: int) -> list[int]:
+def behavior_args(args: ArgsT, teams: Sequence[Team], names: str, limits: Limits) -> dict[str, ArgsT]:
+    """The arguments of each behaviour: those of the run, with the changes of --behaviors.
+
+    `names` are the arguments that may change, separated by spaces. Exits with one sentence for anything else.
+    """
+    behaviors = dict.fromkeys(team.behavior for team in teams)
+    changes = parse_json("behaviors", args.behaviors, '{"evader": {"gamma": 0.9}}')
+    if unknown := changes.keys() - behaviors:
+        fail(f"--behaviors takes changes for {', '.join(behaviors)}, not for {', '.join(sorted(unknown))}")
+    found: dict[str, ArgsT] = {}
+    for behavior in behaviors:
+        own = changes.get(behavior, {})
+        if not isinstance(own, dict) or own.keys() - set(names.split()):
+            fail(f"--behaviors takes for {behavior} a JSON object with names of {names}, not {json.dumps(own)}")
+        found[behavior] = replace(args, **own)
+        try:
+            check_types(found[behavior], own)
+            check_limits(found[behavior], limits)
+        except ValueError as error:
+            fail(f"--behaviors for {behavior}: {error}")
+    if len({own.team_change is None for own in found.values()}) > 1:
+        fail("--behaviors takes a team_change for all behaviours or for none, unless --team-change is given")
+    return found
+
+
+def turn_ends(teams: Sequence[Team], team_change: Mapping[str, int | None], total_steps: int) -> list[int]:
     """The game steps at which the turns of a run end, in whole cycles: each behaviour learns once in a cycle.
 
-    A turn has `team_change` learner steps, scaled so that the cycles fill the run; None: ten cycles. A learner step is
-    one agent's, so the turn of a larger team takes fewer game steps. If all teams share one behaviour, it is one turn.
+    A behaviour's turn has `team_change` learner steps, scaled so that the cycles fill the run; None: ten cycles of
+    equal turns. A learner step is one agent's, so the turn of a larger team takes fewer game steps. If all teams share
+    one behaviour, it is one turn.
     """
     sizes = {team.behavior: len(team.agents) for team in teams}
     if len(sizes) == 1:
         return [total_steps]
-    lengths = np.array([1.0 / size for size in sizes.values()])  # in game steps, relative to each other
-    cycles = 10 if team_change is None else max(1, round(total_steps / (team_change * lengths.sum())))
+    lengths = np.array([(team_change[behavior] or 1) / size for behavior, size in sizes.items()])  # in game steps
+    cycles = 10 if None in team_change.values() else max(1, round(total_steps / lengths.sum()))
     shares = np.cumsum(lengths) / lengths.sum()
     return [round(total_steps * (cycle + share) / cycles) for cycle in range(cycles) for share in shares]
 
@@ -57,7 +87,7 @@ class Matches:
         swap_steps: int = 0,
         side: str | None = None,
         swaps_per_turn: float | None = None,
-        team_change: int = 0,
+        team_change: Mapping[str, int] | None = None,
         game_length: float | None = None,
         rivals: Mapping[str, SnapshotPool] | None = None,
     ) -> None:
@@ -69,8 +99,8 @@ class Matches:
         agents, over all games, have taken `swap_steps` steps; 0 draws new opponents for each game. `side` is the team
         that the learner always plays on; None: it changes sides.
 
-        With `swaps_per_turn`, each turn of `team_change` learner steps has that many swaps, by ML-Agents' rule:
-        swap_steps = ghosts / learners * team_change / swaps_per_turn, for the sizes of the learner's team of that turn.
+        With `swaps_per_turn`, each turn of a behaviour's `team_change` learner steps has that many swaps. By ML-Agents'
+        rule swap_steps = ghosts / learners * team_change / swaps_per_turn, for the sizes of the teams in that turn.
 
         `game_length` are the steps that a game is expected to take at first. With it, the first games after a reset
         are cut at different steps: otherwise all games would run in lockstep, and the first results would be those of
@@ -80,7 +110,7 @@ class Matches:
         self.team_names = [team.name for team in teams]
         self.pools, self.rivals = pools, pools if rivals is None else rivals
         self.elo_k, self.swap_steps, self.side = elo_k, swap_steps, side
-        self.swaps_per_turn, self.team_change, self.change_at = swaps_per_turn, team_change, list(change_at)
+        self.swaps_per_turn, self.team_change, self.change_at = swaps_per_turn, team_change or {}, list(change_at)
         self.learner_steps = dict.fromkeys(pools, 0)
         self.game_length = game_length  # mean of the finished games, the newest count most
         self.ages, self.cut_at = np.zeros((2, num_games), dtype=np.int64)  # steps of the running games; 0: not cut
@@ -119,7 +149,7 @@ class Matches:
         if self.swaps_per_turn is not None:
             learners = self.sizes[self.sides[0]]
             ghosts = self.sizes.sum() - learners
-            self.swap_steps = max(1, round(ghosts / learners * self.team_change / self.swaps_per_turn))
+            self.swap_steps = max(1, round(ghosts / learners * self.team_change[behavior] / self.swaps_per_turn))
         self.begin_anew()
 
     def learner_at(self, global_step: int) -> str:

@@ -187,12 +187,8 @@ def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) 
         args = cls(**saved)
         missing = {name: getattr(args, name) for name in get_type_hints(cls) if name not in saved}
         saved |= missing
-        for name, hint in get_type_hints(cls).items():
-            if hint is not Path | None:
-                typeguard.check_type(saved[name], hint)
+        check_types(args, saved)
         check_limits(args, limits or {})
-    except typeguard.TypeCheckError as error:
-        fail(f"{takes} ({name}: {one_line(error)})")
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         fail(f"{takes} ({one_line(error)})")
     if missing:
@@ -211,6 +207,16 @@ def load_script(flag: str, folder: Path) -> ModuleType:
     except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
         reason = f"{type(error).__name__}: {one_line(error)}"
         fail(f"{flag} takes a run folder with an args.json that names its script, and {folder} has none ({reason})")
+
+
+def check_types(args: Any, saved: Mapping[str, Any]) -> None:
+    """Raises ValueError, a sentence that names the argument, if a value that was read from JSON is of another type."""
+    for name, hint in get_type_hints(type(args)).items():
+        if name in saved and hint is not Path | None:
+            try:
+                typeguard.check_type(saved[name], hint)
+            except typeguard.TypeCheckError as error:
+                raise ValueError(f"{name}: {one_line(error)}") from error
 
 
 def check_limits(args: Any, limits: Limits) -> None:
