@@ -37,7 +37,8 @@ case $1 in
     builds)
         for entropy in 0 0.01; do
             builds() { # NAME FLAGS
-                run "ppo_builds_$1_$entropy" ppo_selfplay.py builds "1 2 3 4 5" --total-timesteps 3000000 --ent-coef $entropy "${@:2}"
+                run "ppo_builds_$1_$entropy" ppo_selfplay.py builds "1 2 3" --total-timesteps 1500000 --save-steps 100000 \
+                    --env-kwargs '{"actions": "discrete"}' --ent-coef $entropy "${@:2}"
             }
             builds prioritized
             builds latest --play-against-latest-model-ratio 1
