@@ -440,7 +440,6 @@ def folders(tmp_path: Path) -> list[Path]:
     return folders
 
 
-@pytest.mark.slow
 def test_report(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The tables against scipy and rliable's numbers, the raw ones beside them, and the same again."""
     main(Args(runs=folders, output=tmp_path / "both", normalize_by="sac"))

@@ -420,7 +420,6 @@ def test_every_flag_runs_and_changes_something(train: Train, name: str, flags: d
         ), flag
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0, 3.0])
 def test_updates_per_step(train: Train, monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
     """Counted: the ratio times the steps after the warm-up, with several environments."""

@@ -153,7 +153,6 @@ def parallel_env(**kwargs):
 """
 
 
-@pytest.mark.slow
 def test_a_learner_that_leaves_its_games_early(
     selfplay: ModuleType, train_selfplay: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -623,7 +622,6 @@ def test_learner_side(selfplay: ModuleType, train_selfplay: Train, monkeypatch: 
         assert sides == expected
 
 
-@pytest.mark.slow
 def test_turns(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """--team-change counts the learner's own steps: two pursuers make two a game step, the evader one.
 

@@ -80,7 +80,6 @@ class Recorder(gym.Wrapper):
         return obs, reward, termination, truncation, info
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_saved_statistics_are_those_of_all_that_was_seen(
     script: ModuleType, train: Train, monkeypatch: pytest.MonkeyPatch, num_envs: int
