@@ -732,7 +732,7 @@ def main(args: Args) -> None:
             run.check(observation=np.concatenate([obs_mean, final_obs_mean])[None], reward=reward_mean)
             run.finished += rollout["episodes"]
             if args.norm_obs:
-                mean, var = (torch.as_tensor(x, device=device) for x in (obs_mean, rollout["obs_var"]))
+                mean, var = (torch.tensor(x, device=device) for x in (obs_mean, rollout["obs_var"]))
                 agent.obs_rms.merge(mean, var, stride)
             global_step += stride  # now the number of steps after this iteration
 
