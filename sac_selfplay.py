@@ -150,10 +150,10 @@ LIMITS = {
     "alpha": (1e-9, 1e9),
     "seed": (0, 2**31),
 }
-PER_BEHAVIOR = (
-    "batch_size learning_starts updates_per_step gamma tau policy_frequency target_network_frequency policy_lr "
-)
-PER_BEHAVIOR += "q_lr alpha_lr anneal_lr alpha autotune target_entropy_scale discrete_target_entropy_scale team_change"
+# What --behaviors may change.
+PER_BEHAVIOR = "batch_size learning_starts updates_per_step gamma tau policy_frequency target_network_frequency "
+PER_BEHAVIOR += "policy_lr q_lr alpha_lr anneal_lr alpha autotune target_entropy_scale discrete_target_entropy_scale "
+PER_BEHAVIOR += "team_change"
 
 
 def check_args(args: Args) -> None:

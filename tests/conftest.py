@@ -15,7 +15,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["TORCH_COMPILE_DISABLE"] = "1"  # except in tests/test_compile.py
-os.environ["RAY_worker_niceness"] = "0"  # Ray's own, 15, lets its processes wait for all other tests
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (with Ray's 15 its processes wait for all other tests)
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
 
 import pytest  # noqa: E402
