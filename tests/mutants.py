@@ -418,8 +418,8 @@ MUTANTS = [
     ),
     Mutant(
         MATCHES,
-        "lengths = np.array([1.0 / size for size in sizes.values()])",
-        "lengths = np.array([float(size) for size in sizes.values()])",
+        "(team_change[behavior] or 1) / size for behavior",
+        "(team_change[behavior] or 1) * size for behavior",
         "longer turns for larger teams",
         MATCHES_TESTS,
     ),
