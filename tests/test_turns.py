@@ -38,12 +38,26 @@ OWN: dict[str, dict[str, Any]] = {  # what a role needs to learn nothing
 }
 
 
-def test_arguments_of_single_behaviours(selfplay: ModuleType, train_selfplay: Train) -> None:
-    """One role has a learning rate of zero and does not change; the other has none of that, and learns."""
+def test_arguments_of_single_behaviours(
+    selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One role has a learning rate of zero and does not change; the other has none of that, and learns.
+
+    Each update is given the arguments of the role that learns.
+    """
     own = OWN[selfplay.__name__]
     changes = json.dumps({"evader": own})
     flags: dict[str, Any] = {"env_id": "pursuit", "total_timesteps": 1024, "save_steps": 10**6, "team_change": 512}
+    update, given = selfplay.update, []
+
+    def spy(agent: Any, optimizer: Any, batch: Any, args: Any, *more: Any) -> Any:
+        given.append({name: getattr(args, name) for name in own})
+        return update(agent, optimizer, batch, args, *more)
+
+    monkeypatch.setattr(selfplay, "update", spy)
     folder = train_selfplay(selfplay, behaviors=changes, **flags)
+    assert own in given
+    assert any(x["team_change"] == 512 for x in given)
     model = torch.load(folder / "model.pt", weights_only=True)
     for behavior, is_equal in (("evader", True), ("pursuers", False)):
         first, *_ = model[f"{behavior}_pool"]
