@@ -38,7 +38,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from utils.cross_play import scripted_players
+from utils.cross_play import scripted_by_behavior, scripted_players
 from utils.evaluation import evaluate_run, load_policies, load_rivals, log_table, score_policies, snapshot_table
 from utils.matches import Matches, behavior_args, turn_ends
 from utils.run import Run, compiled, fail, parse_args, prepare, read_args
@@ -547,8 +547,8 @@ def start_matches(all_args: dict[str, Args], env: TeamEnv, agents: Mapping[str, 
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
     turn_steps = {behavior: n or change_at[0] * len(env.teams[0].agents) for behavior, n in team_change.items()}
     rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
-    matches = Matches(env.teams, args.num_games, pools, change_at, *rules, load_rivals(args, load_run))
-    matches.mix_in(scripted_players(env), args.scripted_share, args.current_share, args.initial_elo)
+    matches = Matches(env.teams, args.num_games, pools, change_at, *rules, load_rivals(args, load_run, env))
+    matches.mix_in(scripted_by_behavior(env), args.scripted_share, args.current_share, args.initial_elo)
     return matches
 
 

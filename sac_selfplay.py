@@ -46,7 +46,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from utils.cross_play import scripted_players
+from utils.cross_play import scripted_by_behavior, scripted_players
 from utils.evaluation import evaluate_run, load_policies, load_rivals, log_table, score_policies, snapshot_table
 from utils.matches import Matches, behavior_args, turn_ends
 from utils.run import Run, compiled, fail, parse_args, prepare, read_args
@@ -626,8 +626,8 @@ def start_matches(all_args: dict[str, Args], env: TeamEnv, agents: Mapping[str, 
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
     turn_steps = {behavior: n or change_at[0] * len(env.teams[0].agents) for behavior, n in team_change.items()}
     rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
-    matches = Matches(env.teams, args.num_games, pools, change_at, *rules, load_rivals(args, load_run))
-    matches.mix_in(scripted_players(env), args.scripted_share, args.current_share, args.initial_elo)
+    matches = Matches(env.teams, args.num_games, pools, change_at, *rules, load_rivals(args, load_run, env))
+    matches.mix_in(scripted_by_behavior(env), args.scripted_share, args.current_share, args.initial_elo)
     return matches
 
 
@@ -748,7 +748,11 @@ def main(args: Args) -> Path:
             if matches.learner != learner:
                 run.begin_anew()
             if takes_snapshot and args.replay_opponents == "window":
-                opposing = [team.behavior for i, team in enumerate(env.teams) if i != matches.sides[0]]
+                opposing = [
+                    team.behavior
+                    for team, is_rival in zip(env.teams, matches.opposes[matches.sides[0]], strict=True)
+                    if is_rival
+                ]
                 oldest = min(matches.rivals[behavior].snapshots[0].step for behavior in opposing)
                 buffers[matches.learner].leave_out(oldest)
 

@@ -246,7 +246,8 @@ def cross_play_tables(groups: Groups, num_games: int, output: Path, formats: Seq
         check_one_game,
         script_of,
     )  # loads PyTorch and the scripts, which nothing else here needs
-    from utils.cross_play import Player, cross_play
+    from utils.cross_play import cross_play
+    from utils.evaluation import current_players
 
     texts = []
     for (env_id, exp_name), group in groups.items():
@@ -258,10 +259,11 @@ def cross_play_tables(groups: Groups, num_games: int, output: Path, formats: Seq
         players = []
         for run in group:
             agents, _, args = script.load_run(run.folder, "cross-play")
-            players += [
-                Player(f"seed {run.seed}", behavior, agent.acting_weights()) for behavior, agent in agents.items()
-            ]
-        players.sort(key=lambda player: list(agents).index(player.behavior))
+            env = script.make_env(args, 1)
+            players += current_players(env, agents, f"seed {run.seed}")
+            env.close()
+        order = list(dict.fromkeys(player.behavior for player in players))
+        players.sort(key=lambda player: order.index(player.behavior))
         result = cross_play(
             partial(script.make_env, args), agents, players, num_games, seed=7_000_000, deterministic=True
         )

@@ -28,8 +28,8 @@ import sac_selfplay
 from benchmark import fail
 from benchmark.runs import journal_of, provenance_of, read_curves, read_journal
 from benchmark.statistics import crossed_interval, student_interval
-from utils.cross_play import Player, pairs_with_others, play_pairs
-from utils.evaluation import evaluate_run
+from utils.cross_play import pairs_with_others, play_pairs
+from utils.evaluation import current_players, evaluate_run
 
 THRESHOLDS = {"random": 0.98, "charge": 0.8, "centre": 0.5}
 Actions = Literal["likeliest", "sampled"]
@@ -184,21 +184,19 @@ def print_versus(args: Versus) -> None:
     for (ours, theirs), actions in itertools.product(itertools.combinations(groups, 2), args.actions):
         runs = groups[ours] + groups[theirs]
         agents, _, run_args = loaded[runs[0]]
-        players = [
-            Player(str(run), behavior, agent.acting_weights())
-            for run in runs
-            for behavior, agent in loaded[run][0].items()
-        ]
         make_games = partial(script.make_env, run_args)
         env = make_games(1)
-        pairs = pairs_with_others(env, players, len(groups[ours]) * len(agents))
+        players = [player for run in runs for player in current_players(env, loaded[run][0], str(run))]
+        num_own = len(groups[ours]) * len(players) // len(runs)
+        pairs = pairs_with_others(env, players, num_own)
         env.close()
-        for behavior in agents:
+        behaviors = dict.fromkeys(players[i].behavior for i, _ in pairs)
+        for behavior in behaviors:
             own = [(i, j) for i, j in pairs if players[i].behavior == behavior]
             results = play_pairs(make_games, agents, players, own, args.games, 7_000_000, actions == "likeliest")
             scores = results.mean(1).reshape(len(groups[ours]), len(groups[theirs]))
             ends = crossed_interval(scores) if min(scores.shape) > 1 else None
-            name = ours if len(agents) == 1 else f"{ours}: {behavior}"
+            name = ours if len(behaviors) == 1 else f"{ours}: {behavior}"
             print(f"| {actions} | {name} | {theirs} | {describe(float(scores.mean()), ends)} |")
             for (one, other), score in zip(itertools.product(groups[ours], groups[theirs]), scores.flat, strict=True):
                 row = [actions, behavior, ours, one.name, theirs, other.name, f"{score:.4f}"]

@@ -184,18 +184,18 @@ def test_scripted_players_of_each_behavior() -> None:
 @pytest.mark.parametrize(
     ("layout", "first", "second", "teams"),
     [
-        (DUEL, "disc", "disc", [0, 1]),
-        (TRIO, "disc", "disc", [0, 1, 2]),
-        (HUNT, "hunter", "prey", [0]),
-        (HUNT, "prey", "hunter", [1]),
+        (DUEL, "disc", "disc", [(0,), (1,)]),
+        (TRIO, "disc", "disc", [(0,), (1,), (2,)]),
+        (HUNT, "hunter", "prey", [(0,)]),
+        (HUNT, "prey", "hunter", [(1,)]),
         (HUNT, "prey", "prey", []),
-        (COURT, "king", "guard", [0]),
+        (COURT, "king", "guard", [(0,)]),
         (COURT, "guard", "king", []),
         (COURT, "guard", "guard", []),
         (ROLES, "a", "b", []),
     ],
 )
-def test_seatings(layout: Layout, first: str, second: str, teams: list[int]) -> None:
+def test_seatings(layout: Layout, first: str, second: str, teams: list[tuple[int, ...]]) -> None:
     """One team for the first player, all others for the second."""
     assert seatings(Contest(1, layout), policy(0, first), policy(1, second)) == teams
 

@@ -16,7 +16,7 @@ import torch
 from conftest import Train
 from test_cross_play import HUNT, Contest, Fighter, Maker, make_table, policy
 
-from utils import evaluation
+from utils import cross_play, evaluation
 from utils.cross_play import Player
 from utils.evaluation import log_table, score_policies, snapshot_table
 from utils.run import parse_args, read_file
@@ -85,6 +85,21 @@ def test_videos_are_of_the_best_scripted_players(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(evaluation, "record_video", record)
     score_policies(Arena(HUNT), {"hunter": Warrior(-2000.0), "prey": Warrior()}, 6, 3, True, tmp_path)
     assert recorded == [("hunter", "random"), ("prey", "strong")]
+
+
+def test_nothing_else_is_open_when_a_video_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The last environment that closes takes the window system of some games with it."""
+    monkeypatch.setattr(cross_play, "write_video", lambda *_: None)
+    arena, rendered = Arena(HUNT), []
+
+    def make_games(num_games: int, render: bool = False) -> Any:
+        rendered.append(render)
+        assert not render or all(contest.closed for contest in arena.made)
+        return arena(num_games)
+
+    score_policies(make_games, {"hunter": Warrior(-2000.0), "prey": Warrior()}, 6, 3, True, tmp_path)
+    assert rendered[-2:] == [True, True]
+    assert all(contest.closed for contest in arena.made)
 
 
 @pytest.mark.parametrize(

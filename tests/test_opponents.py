@@ -30,7 +30,7 @@ from utils.cross_play import Player, maximin, play_pairs
 from utils.evaluation import load_players, load_rivals, read_mixture
 from utils.matches import CURRENT, Matches
 from utils.run import parse_args
-from utils.team_env import Team
+from utils.team_env import Team, make_team_env
 
 NAN = math.nan
 RESPONSE: dict[str, Any] = {  # how a policy learns that has one number to choose
@@ -166,7 +166,7 @@ def test_members_of_a_mixture_are_of_its_role() -> None:
 def mixed_matches(layout: Layout, num_games: int, scripted: float, current: float) -> Matches:
     """With two scripted players for each behaviour."""
     matches = make_matches(layout, num_games)
-    players = [Player(name, behavior) for name in ("idle", "bold") for behavior in matches.pools]
+    players = [(name, behavior) for name in ("idle", "bold") for behavior in matches.pools]
     matches.mix_in(players, scripted, current, 1500.0)
     matches.begin_anew(1)
     return matches
@@ -245,7 +245,7 @@ def test_a_run_against_frozen_policies(selfplay: ModuleType, train_selfplay: Tra
     runs = [train_selfplay(selfplay, seed=seed, total_timesteps=128) for seed in (1, 2)]
     loaded = [selfplay.load_run(run, "opponents")[1]["sumo"].latest for run in runs]
     flags = {"opponents": [str(run) for run in runs], "policy": "last", "seed": 3}
-    rivals = load_rivals(selfplay.Args(**flags), selfplay.load_run)
+    rivals = load_rivals(selfplay.Args(**flags), selfplay.load_run, make_team_env("sumo", 1))
     assert rivals is not None
     assert rivals["sumo"].shares == [0.5, 0.5]
     for snapshot, other in zip(rivals["sumo"].snapshots, loaded, strict=True):
@@ -361,17 +361,17 @@ def test_an_untrained_policy_is_beaten(train_selfplay: Train, capsys: pytest.Cap
 def test_what_saved_runs_play(tmp_path: Path) -> None:
     """The last snapshot, all of them, or those of the table with their weights, which are normalised."""
     pools = {"disc": make_pool(window=5, marks=3)}
-    mixture = partial(read_mixture, tmp_path, pools, "disc")
-    assert [(s.step, share) for s, share in mixture("last")] == [(2, 1.0)]
-    assert [(s.step, share) for s, share in mixture("uniform")] == [(k, 1 / 3) for k in range(3)]
+    mixture = partial(read_mixture, tmp_path, pools, ("disc",))
+    assert [(s.step, share) for (s,), share in mixture("last")] == [(2, 1.0)]
+    assert [(s.step, share) for (s,), share in mixture("uniform")] == [(k, 1 / 3) for k in range(3)]
     rows = [["player", "nash_weight"], ["random", ""], ["step 0", "0.2"], ["step 1", "0"], ["step 2", "0.6"]]
     with (tmp_path / "cross_play.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
-    assert [(s.step, share) for s, share in mixture("nash")] == [(0, pytest.approx(0.25)), (2, pytest.approx(0.75))]
-    (player,) = load_players(tmp_path, pools, "nash", "policy")
+    assert [(s.step, share) for (s,), share in mixture("nash")] == [(0, pytest.approx(0.25)), (2, pytest.approx(0.75))]
+    (player,) = load_players(tmp_path, pools, [("disc",)], "nash", "policy")
     assert [member.behavior for member in player.members] == ["disc"] * 2
     assert player.shares == pytest.approx((0.25, 0.75))
-    (single,) = load_players(tmp_path, pools, "last", "policy")
+    (single,) = load_players(tmp_path, pools, [("disc",)], "last", "policy")
     assert single.weights is not None
 
 
@@ -390,7 +390,7 @@ def test_tables_without_weights(
     if content is not None:
         (tmp_path / "cross_play.csv").write_text(content)
     with pytest.raises(SystemExit, match="2"):
-        read_mixture(tmp_path, {"disc": make_pool(window=5, marks=3)}, "disc", "nash")
+        read_mixture(tmp_path, {"disc": make_pool(window=5, marks=3)}, ("disc",), "nash")
     assert capsys.readouterr().err.startswith(f"error: {sentence}")
 
 

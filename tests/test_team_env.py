@@ -62,31 +62,38 @@ def random_play(env: TeamEnv) -> Callable[[int, np.ndarray], np.ndarray]:
 @pytest.mark.parametrize(
     ("agents", "teams"),
     [
-        (["adversary_0", "adversary_1", "agent_0"], {"adversary": ("adversary", [0, 1]), "agent": ("agent", [2])}),
-        (["player_0", "player_1"], {"player_0": ("player", [0]), "player_1": ("player", [1])}),
-        (["agent 1", "agent 2"], {"agent 1": ("agent", [0]), "agent 2": ("agent", [1])}),
-        (["first_0", "second_0"], {"first": ("first", [0]), "second": ("second", [1])}),
-        (["blue1", "red1", "blue2", "red2"], {"blue": ("blue", [0, 2]), "red": ("red", [1, 3])}),
-        (["alice", "bob"], {"alice": ("alice", [0]), "bob": ("bob", [1])}),
-        (["p_0", "p_1", "p_2"], {"p": ("p", [0, 1, 2])}),
-        (["B?team=7", "B?team=3"], {"B?team=7": ("B", [0]), "B?team=3": ("B", [1])}),
+        (
+            ["adversary_0", "adversary_1", "agent_0"],
+            [("adversary", "adversary", [0, 1], ""), ("agent", "agent", [2], "")],
+        ),
+        (["player_0", "player_1"], [("player_0", "player", [0], ""), ("player_1", "player", [1], "")]),
+        (["agent 1", "agent 2"], [("agent 1", "agent", [0], ""), ("agent 2", "agent", [1], "")]),
+        (["first_0", "second_0"], [("first", "first", [0], ""), ("second", "second", [1], "")]),
+        (["blue1", "red1", "blue2", "red2"], [("blue", "blue", [0, 2], ""), ("red", "red", [1, 3], "")]),
+        (["alice", "bob"], [("alice", "alice", [0], ""), ("bob", "bob", [1], "")]),
+        (["p_0", "p_1", "p_2"], [("p", "p", [0, 1, 2], "")]),
+        ([], []),
+        (["B?team=7", "B?team=3"], [("B?team=7", "B", [0], "team=7"), ("B?team=3", "B", [1], "team=3")]),
         (
             ["S?team=1&agent=0", "S?team=0&agent=1", "S?team=1&agent=2", "S?team=0&agent=3"],
-            {"S?team=1": ("S", [0, 2]), "S?team=0": ("S", [1, 3])},
+            [("S?team=1", "S", [0, 2], "team=1"), ("S?team=0", "S", [1, 3], "team=0")],
         ),
-        (["S?team=0?agent_id=4", "G?team=1?agent_id=5"], {"S?team=0": ("S", [0]), "G?team=1": ("G", [1])}),
-        (["S?team=0_1", "S?team=0_2"], {"S?team=0": ("S", [0, 1])}),
         (
-            ["S?team=0", "G?team=0", "S?team=1", "G?team=1"],
-            {"team=0": ("G+S", [0, 1]), "team=1": ("G+S", [2, 3])},
+            ["S?team=0?agent_id=4", "G?team=1?agent_id=5"],
+            [("S?team=0", "S", [0], "team=0"), ("G?team=1", "G", [1], "team=1")],
         ),
-        (["S?team=0", "G?team=0", "S?team=1"], {"team=0": ("G+S", [0, 1]), "S?team=1": ("S", [2])}),
+        (["S?team=0_1", "S?team=0_2"], [("S?team=0", "S", [0, 1], "team=0")]),
+        (
+            ["S?team=0", "G?team=0", "S?team=1", "G?team=1", "S?team=0_2"],
+            [("S?team=0", "S", [0, 4], "team=0"), ("G?team=0", "G", [1], "team=0")]
+            + [("S?team=1", "S", [2], "team=1"), ("G?team=1", "G", [3], "team=1")],
+        ),
     ],
 )
-def test_names_of_agents_make_teams(agents: list[str], teams: dict[str, tuple[str, list[int]]]) -> None:
-    """In the order in which they first appear."""
-    expected = {team: (behavior, [agents[i] for i in members]) for team, (behavior, members) in teams.items()}
-    assert list(name_teams(agents).items()) == list(expected.items())
+def test_names_of_agents_make_teams(agents: list[str], teams: list[tuple[str, str, list[int], str]]) -> None:
+    """In the order in which they first appear; agents of one id are of one side."""
+    expected = [(name, behavior, [agents[i] for i in members], side) for name, behavior, members, side in teams]
+    assert name_teams(agents) == expected
 
 
 def test_flags_override_names() -> None:

@@ -89,7 +89,9 @@ def test_the_deciding_picture_comes_last(
     monkeypatch.setattr(env, "step", spy_step)
     monkeypatch.setattr(env, "render", spy_render)
     first, second = (Player("random", team.behavior) for team in env.teams[:2])
-    record_video(env, {team.behavior: nn.Identity() for team in env.teams}, first, second, 0, True, tmp_path)
+    record_video(
+        lambda *_, **__: env, {team.behavior: nn.Identity() for team in env.teams}, first, second, 0, True, tmp_path
+    )
     ((frames, fps),) = written
     assert fps == SPEEDS[env_id]
     shows_end = env_id != "vector_game:Auction"
@@ -101,4 +103,3 @@ def test_the_deciding_picture_comes_last(
     assert capsys.readouterr().out == f"video: {path}{note}\nframes of it: {tmp_path / 'strip.png'}\n"
     if env_id == "test_video:Frozen":
         assert [frame[0, 0, 0] for frame in frames] == [0, 10, 20, 30]
-    env.close()

@@ -15,7 +15,7 @@ from utils.elo import bootstrap_ratings, game_scores
 from utils.policy_stack import PolicyStack
 from utils.run import name_actions
 from utils.snapshot_pool import Weights
-from utils.team_env import TeamEnv, legal_actions, play_games
+from utils.team_env import TeamEnv, allies_of, legal_actions, play_games
 from utils.video import film_strip, write_picture, write_video
 
 if TYPE_CHECKING:
@@ -26,30 +26,60 @@ MAX_GAMES = 512  # games that are stepped together
 
 @dataclass(frozen=True)
 class Player:
-    """A policy or a scripted player, for the teams of one behaviour."""
+    """A policy or a scripted player for the teams of one behaviour, a mixture of such players, or a line-up of them."""
 
     name: str
     """name of the scripted player, or any name for a policy"""
     behavior: str
-    """the behaviour whose teams it plays on"""
+    """the behaviour whose teams it plays on; of a line-up its behaviours, joined by +"""
     weights: Weights | None = field(default=None, repr=False)
-    """state dict of the actor; None: the scripted player of that name, or a mixture"""
+    """state dict of the actor; None: the scripted player of that name, a mixture, or a line-up"""
     members: tuple["Player", ...] = field(default=(), repr=False)
     """of a mixture, which plays each game with the policy of one member"""
     shares: tuple[float, ...] = ()
     """probabilities of the members"""
+    lineup: tuple["Player", ...] = field(default=(), repr=False)
+    """of a line-up, which plays on teams of several behaviours: a player for each"""
 
     @property
     def is_scripted(self) -> bool:
         """Whether it has no policy."""
-        return self.weights is None and not self.members
+        return self.weights is None and not self.members and all(player.is_scripted for player in self.lineup)
+
+    @property
+    def behaviors(self) -> frozenset[str]:
+        """The behaviours whose teams it plays on."""
+        first = self.members[0] if self.members else self
+        return frozenset(player.behavior for player in first.lineup or (first,))
+
+
+def make_player(name: str, singles: Sequence[Player]) -> Player:
+    """A player for the behaviours of `singles`, which play one behaviour each."""
+    return singles[0] if len(singles) == 1 else Player(name, "+".join(p.behavior for p in singles), lineup=(*singles,))
+
+
+def player_behaviors(env: TeamEnv) -> list[tuple[str, ...]]:
+    """The behaviours that a player may have: those of a side, and those of all its opponents."""
+    groups = [[env.teams[u].behavior for u in own] for own in allies_of(env.teams)]
+    rests = [[team.behavior for u, team in enumerate(env.teams) if u not in own] for own in allies_of(env.teams)]
+    order = list(dict.fromkeys(team.behavior for team in env.teams))
+    return list(dict.fromkeys(tuple(b for b in order if b in group) for group in groups + rests))
+
+
+def scripted_by_behavior(env: TeamEnv) -> list[tuple[str, str]]:
+    """Names of scripted players with the behaviours that they can play, weakest first."""
+    roles = zip(env.teams, env.scripted_by_team, strict=True)
+    return list(dict.fromkeys((name, team.behavior) for team, names in roles for name in names))
 
 
 def scripted_players(env: TeamEnv) -> list[Player]:
-    """The game's scripted players, weakest first: one for each behaviour that a name can play."""
-    roles = zip(env.teams, env.scripted_by_team, strict=True)
-    found = [(name, team.behavior) for team, names in roles for name in names]
-    return [Player(name, behavior) for name, behavior in dict.fromkeys(found)]
+    """The game's scripted players, weakest first: one for each item of `player_behaviors` that a name can play."""
+    known = scripted_by_behavior(env)
+    names = dict.fromkeys(name for name, _ in known)
+    able = [
+        (name, group) for group in player_behaviors(env) for name in names if all((name, b) in known for b in group)
+    ]
+    return [make_player(name, [Player(name, behavior) for behavior in group]) for name, group in able]
 
 
 def play(
@@ -71,8 +101,16 @@ def play(
     players, seats = list(players), seats.copy()
     for i, player in enumerate(tuple(players)):
         if player.members:
-            seats[seats == i] = len(players) + rng.choice(len(player.members), (seats == i).sum(), p=player.shares)
+            own, drawn = seats == i, np.zeros((len(seats), 1), dtype=np.int64)
+            games = own.any(axis=1)
+            drawn[games, 0] = len(players) + rng.choice(len(player.members), games.sum(), p=player.shares)
+            seats = np.where(own, drawn, seats)
             players += player.members
+    for i, player in enumerate(tuple(players)):
+        for single in player.lineup:
+            own = [team.behavior == single.behavior for team in env.teams]
+            seats = np.where((seats == i) & own, len(players), seats)
+            players.append(single)
     policies = {b: [i for i, p in enumerate(players) if p.behavior == b and p.weights is not None] for b in agents}
     weights = {b: [players[i].weights for i in indices] for b, indices in policies.items()}
     stacks = {b: PolicyStack(agents[b], [w for w in stack if w is not None]) for b, stack in weights.items() if stack}
@@ -95,38 +133,48 @@ def play(
     return play_games(env, act, seed, frames)
 
 
-def seatings(env: TeamEnv, first: Player, second: Player) -> list[int]:
-    """The teams that the first player can take while the second takes all others."""
-    behaviors = [team.behavior for team in env.teams]
-    teams = range(len(behaviors))
-    wanted = [[first.behavior if u == t else second.behavior for u in teams] for t in teams]
-    return [t for t in teams if wanted[t] == behaviors]
+def seatings(env: TeamEnv, first: Player, second: Player) -> list[tuple[int, ...]]:
+    """The sides, as their teams, that the first player can take while the second takes all others."""
+    found = []
+    for own in dict.fromkeys(tuple(own) for own in allies_of(env.teams)):
+        ours = {env.teams[t].behavior for t in own}
+        theirs = {team.behavior for t, team in enumerate(env.teams) if t not in own}
+        found += [own] if (ours, theirs) == (first.behaviors, second.behaviors) else []
+    return found
 
 
 def pairs_with_others(env: TeamEnv, players: Sequence[Player], num_own: int) -> list[tuple[int, int]]:
-    """Each of the first `num_own` players with each later one, if one can take a team and the other all other teams."""
+    """Each of the first `num_own` players with each later one, if one can take a side and the other all other sides."""
     pairs = [(i, j) for i in range(num_own) for j in range(num_own, len(players))]
     return [(i, j) for i, j in pairs if seatings(env, players[i], players[j])]
 
 
 def record_video(
-    env: TeamEnv, agents: Mapping[str, Any], first: Player, second: Player, seed: int, deterministic: bool, folder: Path
+    make_env: Callable[..., TeamEnv],
+    agents: Mapping[str, Any],
+    first: Player,
+    second: Player,
+    seed: int,
+    deterministic: bool,
+    folder: Path,
 ) -> None:
     """Writes a game of the two players to folder/videos, at the game's own speed, and prints the path.
 
     Frames of the game side by side are written to folder/strip.png, in place of those of an earlier video. The
-    environment must have been made for rendering.
+    environment is made now: some games cannot be rendered any more after another of their environments was closed.
     """
     (folder / "videos").mkdir(exist_ok=True)
+    env = make_env(1, render=True)
     frames: list[np.ndarray] = []
     side = seatings(env, first, second)[0]
-    seats = np.array([[int(t != side) for t in range(len(env.teams))]])
+    seats = np.array([[int(t not in side) for t in range(len(env.teams))]])
     play(env, agents, [first, second], seats, seed, deterministic, frames)
     path = folder / "videos" / re.sub(r"[^\w.-]", "-", f"{first.behavior}-vs-{second.name}.mp4")
     write_video(path, frames, getattr(env, "render_fps", 10.0))
     write_picture(folder / "strip.png", film_strip(frames))
     no_end = "" if hasattr(env, "restarts") else f" (without its end: {type(env).__name__} has no attribute restarts)"
     print(f"video: {path}{no_end}\nframes of it: {folder / 'strip.png'}")
+    env.close()
 
 
 def play_pairs(
@@ -149,19 +197,21 @@ def play_pairs(
     env = make_env(1)
     sides = [seatings(env, players[i], players[j]) for i, j in pairs]
     num_seeds = -(-num_games // len(sides[0]))
-    num_teams, total = len(env.teams), len(pairs) * num_seeds
+    num_teams, total, allies = len(env.teams), len(pairs) * num_seeds, allies_of(env.teams)
+    of_allies = np.array([[u in own for u in range(num_teams)] for own in allies])
     env.close()
     env = make_env(min(total, MAX_GAMES))
     scores = np.zeros((len(sides[0]), total))
     for k in range(len(sides[0])):
         seats = np.array(
-            [[i if u == side[k] else j for u in range(num_teams)] for (i, j), side in zip(pairs, sides, strict=True)]
+            [[i if u in side[k] else j for u in range(num_teams)] for (i, j), side in zip(pairs, sides, strict=True)]
         )
-        seats, first = seats.repeat(num_seeds, axis=0), np.array([side[k] for side in sides]).repeat(num_seeds)
+        seats, first = seats.repeat(num_seeds, axis=0), np.array([side[k][0] for side in sides]).repeat(num_seeds)
         for start in range(0, total, env.num_games):
             games = np.arange(start, start + env.num_games)
             inside = games < total
             results = game_scores(play(env, agents, players, seats[games % total], seed + start, deterministic))
+            results[:, of_allies] = np.nan
             means = np.nanmean(results[np.arange(env.num_games), first[games % total]], axis=1)
             scores[k, games[inside]] = means[inside]
     env.close()
@@ -219,10 +269,10 @@ class CrossPlay:
         return result
 
     def policies(self) -> dict[str, list[int]]:
-        """The players of each behaviour that have weights."""
+        """The players of each behaviour that are policies."""
         behaviors = dict.fromkeys(player.behavior for player in self.players)
         all_players = list(enumerate(self.players))
-        return {b: [i for i, p in all_players if p.behavior == b and p.weights is not None] for b in behaviors}
+        return {b: [i for i, p in all_players if p.behavior == b and not p.is_scripted] for b in behaviors}
 
     def nash_weights(self) -> np.ndarray:
         """Each policy's share (n,) in the mixture of its behaviour whose lowest score against the policies is highest.
@@ -317,6 +367,14 @@ def maximin(scores: np.ndarray) -> np.ndarray:
     return shares / shares.sum()
 
 
+def connected(meets: np.ndarray) -> list[list[int]]:
+    """The groups of players that meet directly or through others, from the table (n, n) of who meets whom."""
+    from scipy.sparse.csgraph import connected_components
+
+    _, labels = connected_components(meets, directed=False)
+    return [np.flatnonzero(labels == label).tolist() for label in dict.fromkeys(labels.tolist())]
+
+
 def shortened(label: str) -> str:
     """A label of at most 32 characters; the middle of a longer one is left out."""
     return label if len(label) <= 32 else f"{label[:15]}\N{HORIZONTAL ELLIPSIS}{label[-16:]}"
@@ -340,7 +398,9 @@ def cross_play(
 ) -> CrossPlay:
     """Plays all players against each other that can meet, `num_games` per pair, by the rules of `play_pairs`.
 
-    Raises ValueError if no two players can meet, as in a game of three roles.
+    Players that do not meet even through others are rated apart, with a mean of 1200 each. This is so in a game of
+    three roles, where a player of one role meets players of the two others together. Raises ValueError if no two
+    players can meet.
     """
     env = make_env(1)
     pairs = []
@@ -359,5 +419,8 @@ def cross_play(
     scores = np.full((len(players), len(players), results.shape[1]), np.nan)
     for (i, j), result in zip(pairs, results, strict=True):
         scores[i, j], scores[j, i] = result, 1.0 - result
-    ratings = bootstrap_ratings(scores, games_per_score=games_per_score)
-    return CrossPlay(list(players), scores, games_per_score, *ratings, deterministic)
+    ratings = np.zeros((3, len(players)))  # and the bounds of their intervals
+    for group in connected(~np.isnan(scores[:, :, 0])):
+        ratings[:, group] = bootstrap_ratings(scores[np.ix_(group, group)], games_per_score=games_per_score)
+    rating, low, high = ratings
+    return CrossPlay(list(players), scores, games_per_score, rating, low, high, deterministic)

@@ -4,7 +4,7 @@
 """
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,10 @@ from utils.cross_play import (
     CrossPlay,
     Player,
     cross_play,
+    make_player,
     pairs_with_others,
     play_pairs,
+    player_behaviors,
     record_video,
     scripted_players,
 )
@@ -42,21 +44,21 @@ def score_policies(
 ) -> dict[str, float]:
     """Each behaviour's mean score against every scripted player, as metrics; a win is 1, a draw 0.5.
 
-    The agents' current policies play, or `policies`, one for each behaviour. If there is a folder for it, one game
-    against the scripted player that does best is recorded.
+    The agents' current policies play, or `policies`, one for each side. If there is a folder for it, one game against
+    the scripted player that does best is recorded.
     """
-    env = make_games(1, render=video_folder is not None)
-    own = [Player("policy", behavior, agent.acting_weights()) for behavior, agent in agents.items()]
-    players = (policies or own) + scripted_players(env)
-    pairs = pairs_with_others(env, players, len(agents))
+    env = make_games(1)
+    own = policies or current_players(env, agents, "policy")
+    players = own + scripted_players(env)
+    pairs = pairs_with_others(env, players, len(own))
+    env.close()
     scores = play_pairs(make_games, agents, players, pairs, num_games, seed, deterministic).mean(1)
     names = [f"eval/{players[i].behavior}_score_vs_{players[j].name}" for i, j in pairs]
-    for k in range(len(agents)):
+    for k in dict.fromkeys(i for i, _ in pairs):
         if video_folder is None:
             break
         _, i, j = min((score, *pair) for score, pair in zip(scores, pairs, strict=True) if pair[0] == k)
-        record_video(env, agents, players[i], players[j], seed, deterministic, video_folder)
-    env.close()
+        record_video(make_games, agents, players[i], players[j], seed, deterministic, video_folder)
     return dict(zip(names, scores.tolist(), strict=True))
 
 
@@ -70,17 +72,41 @@ def snapshot_table(
 ) -> CrossPlay:
     """The table of scripted players and of `num_snapshots` snapshots of each pool, evenly spaced, against each other.
 
-    The last snapshot is always among them. Actions are sampled, as in training: no snapshot has met a policy of most
+    The last snapshot is always among them. Snapshots of several behaviours play together if they are equally old,
+    counted from the last one. Actions are sampled, as in training: no snapshot has met a policy of most
     likely actions.
     """
     env = make_games(1)
-    players = scripted_players(env)
+    players, groups = scripted_players(env), player_behaviors(env)
     env.close()
-    for behavior, pool in pools.items():
-        count = min(num_snapshots, len(pool.snapshots))
-        snapshots = [pool.snapshots[round(i)] for i in np.linspace(len(pool.snapshots) - 1, 0, count)[::-1]]
-        players += [Player(f"step {snapshot.step:,}", behavior, snapshot.weights) for snapshot in snapshots]
+    for behaviors in groups:
+        lineups = snapshot_lineups(pools, behaviors)
+        count = min(num_snapshots, len(lineups))
+        shown = [lineups[round(i)] for i in np.linspace(len(lineups) - 1, 0, count)[::-1]]
+        players += [lineup_player(table_name(lineup), behaviors, lineup) for lineup in shown]
     return cross_play(make_games, agents, players, num_games, seed)
+
+
+def snapshot_lineups(pools: Mapping[str, SnapshotPool], behaviors: Sequence[str]) -> list[tuple[Snapshot, ...]]:
+    """A snapshot of each behaviour, oldest first: those that are equally many snapshots before the last one."""
+    newest_first = [reversed(pools[behavior].snapshots) for behavior in behaviors]
+    return list(zip(*newest_first, strict=False))[::-1]
+
+
+def table_name(lineup: Sequence[Snapshot]) -> str:
+    """The name in the table of snapshots that play together."""
+    return f"step {lineup[0].step:,}"
+
+
+def lineup_player(name: str, behaviors: Sequence[str], lineup: Sequence[Snapshot]) -> Player:
+    """These snapshots, one of each behaviour, as a player."""
+    return make_player(name, [Player(name, b, snapshot.weights) for b, snapshot in zip(behaviors, lineup, strict=True)])
+
+
+def current_players(env: TeamEnv, agents: Mapping[str, Any], name: str) -> list[Player]:
+    """The agents' current policies as players (`player_behaviors`)."""
+    own = {behavior: Player(name, behavior, agent.acting_weights()) for behavior, agent in agents.items()}
+    return [make_player(name, [own[behavior] for behavior in group]) for group in player_behaviors(env)]
 
 
 def report_table(folder: Path, table: CrossPlay, run: Run | None = None) -> None:
@@ -125,13 +151,17 @@ def evaluate_run(
     saved run, and `train(args)` trains and returns the run folder.
     """
     agents, pools, _ = load_run(args.evaluate, "evaluate")
-    make_games, own = partial(make_env, args), load_players(args.evaluate, pools, args.policy, "policy")
+    make_games = partial(make_env, args)
+    env = make_games(1)
+    groups, scripted = player_behaviors(env), scripted_players(env)
+    env.close()
+    own = load_players(args.evaluate, pools, groups, args.policy, "policy")
     if args.play:
         play_at_keyboard(args, make_games, agents, own)
         return {}
     if args.exploitability:
         response = train_response(args, train)
-        players = load_players(response, load_run(response, "evaluate")[1], "last", "response")
+        players = load_players(response, load_run(response, "evaluate")[1], groups, "last", "response")
         names = str(response), str(args.evaluate)
         return score_pairs(args, make_games, agents, players, own, *names, deterministic=False)
     if args.against is None:
@@ -143,12 +173,9 @@ def evaluate_run(
             table = snapshot_table(make_games, agents, pools, num_snapshots, args.cross_play_games, seed)
             report_table(args.evaluate, table)
         return {}
-    env = make_games(1)
-    scripted = scripted_players(env)
-    env.close()
     opponents = [player for player in scripted if player.name == args.against]
     if not opponents:
-        opponents = load_opponent(args, load_run, list(dict.fromkeys(player.name for player in scripted)))
+        opponents = load_opponent(args, load_run, groups, list(dict.fromkeys(player.name for player in scripted)))
     return score_pairs(args, make_games, agents, own, opponents, str(args.evaluate), args.against, args.deterministic)
 
 
@@ -166,8 +193,9 @@ def score_pairs(
 
     Returns the scores (num_seeds,) by own behaviour; of several opponents those of the last one.
     """
-    env, players = make_games(1, render=args.capture_video), own + opponents
+    env, players = make_games(1), own + opponents
     pairs = pairs_with_others(env, players, len(own))
+    env.close()
     if not pairs:
         fail(f"--against takes an opponent that can play the other team, and {other_name} cannot")
     results = play_pairs(make_games, agents, players, pairs, args.eval_games, args.seed, deterministic)
@@ -179,8 +207,7 @@ def score_pairs(
         interval = f"95% interval [{low:.3f}, {high:.3f}], from {len(scores)} seeds, {name_actions(deterministic)}"
         print(f"{players[i].behavior} of {name} against {other}: score {mean:.3f}, {interval}")
         if args.capture_video:
-            record_video(env, agents, players[i], players[j], args.seed, deterministic, args.evaluate)
-    env.close()
+            record_video(make_games, agents, players[i], players[j], args.seed, deterministic, args.evaluate)
     return {players[i].behavior: scores for (i, _), scores in zip(pairs, results, strict=True)}
 
 
@@ -201,28 +228,33 @@ def check_same_game(args: Any, other: Any, flag: str) -> None:
             fail(f"--{flag} takes a run of the same game, and {own}")
 
 
-def load_opponent(args: Any, load_run: Callable[[Path, str], Any], scripted: list[str]) -> list[Player]:
+def load_opponent(
+    args: Any, load_run: Callable[[Path, str], Any], groups: Sequence[tuple[str, ...]], scripted: list[str]
+) -> list[Player]:
     """The policies of the run folder that --against names; exits with one sentence if it is not of the same game."""
     if not Path(args.against).is_dir():
         fail(f"--against takes a run folder or one of {', '.join(scripted)}, and {args.against} is neither")
     _, pools, other = load_run(Path(args.against), "against")
     check_same_game(args, other, "against")
-    return load_players(Path(args.against), pools, "last", "against")
+    return load_players(Path(args.against), pools, groups, "last", "against")
 
 
-def load_rivals(args: Any, load_run: Callable[[Path, str], Any]) -> dict[str, SnapshotPool] | None:
+def load_rivals(args: Any, load_run: Callable[[Path, str], Any], env: TeamEnv) -> dict[str, SnapshotPool] | None:
     """The policies of the runs of --opponents, as pools that are never added to; None without that flag.
 
-    All runs are drawn equally often, and the snapshots of a run by --policy.
+    All runs are drawn equally often, and the snapshots of a run by --policy; the behaviours of a side apart.
     """
     if args.opponents is None:
         return None
+    sides = {behavior: group for group in reversed(player_behaviors(env)) for behavior in group}
     shares: dict[str, list[tuple[Snapshot, float]]] = {}
     for folder in args.opponents:
         _, pools, other = load_run(Path(folder), "opponents")
         check_same_game(args, other, "opponents")
         for behavior in pools:
-            shares.setdefault(behavior, []).extend(read_mixture(Path(folder), pools, behavior, args.policy))
+            mixture = read_mixture(Path(folder), pools, sides[behavior], args.policy)
+            own = [(lineup[sides[behavior].index(behavior)], share) for lineup, share in mixture]
+            shares.setdefault(behavior, []).extend(own)
     rivals = {}
     for behavior, members in shares.items():
         probabilities = [share / len(args.opponents) for _, share in members]
@@ -233,37 +265,41 @@ def load_rivals(args: Any, load_run: Callable[[Path, str], Any]) -> dict[str, Sn
     return rivals
 
 
-def load_players(folder: Path, pools: Mapping[str, SnapshotPool], policy: str, name: str) -> list[Player]:
-    """What a saved run plays as, one player for each behaviour: its last snapshot or a mixture (`read_mixture`)."""
+def load_players(
+    folder: Path, pools: Mapping[str, SnapshotPool], groups: Sequence[tuple[str, ...]], policy: str, name: str
+) -> list[Player]:
+    """What a saved run plays as, a player for each group of behaviours (`player_behaviors`): its last snapshots or a
+    mixture (`read_mixture`)."""
     players = []
-    for behavior in pools:
-        members = read_mixture(folder, pools, behavior, policy)
-        singles = tuple(Player(name, behavior, snapshot.weights) for snapshot, _ in members)
-        mixture = Player(name, behavior, None, singles, tuple(share for _, share in members))
-        players.append(singles[0] if len(singles) == 1 else mixture)
+    for behaviors in groups:
+        mixture = read_mixture(folder, pools, behaviors, policy)
+        members = tuple(lineup_player(name, behaviors, lineup) for lineup, _ in mixture)
+        mixed = Player(name, members[0].behavior, None, members, tuple(share for _, share in mixture))
+        players.append(members[0] if len(members) == 1 else mixed)
     return players
 
 
 def read_mixture(
-    folder: Path, pools: Mapping[str, SnapshotPool], behavior: str, policy: str
-) -> list[tuple[Snapshot, float]]:
-    """The snapshots that a saved run plays with, and how often each; exits with one sentence if it has no table.
+    folder: Path, pools: Mapping[str, SnapshotPool], behaviors: tuple[str, ...], policy: str
+) -> list[tuple[tuple[Snapshot, ...], float]]:
+    """The snapshots that a saved run plays with on teams of these behaviours, and how often.
 
-    "last": the last one. "uniform": all in its pool, equally often. "nash": by the weights in its cross_play.csv.
+    "last": the last one of each. "uniform": all in the pools (`snapshot_lineups`), equally often. "nash": by the
+    weights in the run's cross_play.csv; exits with one sentence if there is none.
     """
-    snapshots = list(pools[behavior].snapshots)
+    lineups = snapshot_lineups(pools, behaviors)
     if policy == "last":
-        return [(snapshots[-1], 1.0)]
+        return [(lineups[-1], 1.0)]
     if policy == "uniform":
-        return [(snapshot, 1.0 / len(snapshots)) for snapshot in snapshots]
-    prefix = f"{behavior} " if len(pools) > 1 else ""
+        return [(lineup, 1.0 / len(lineups)) for lineup in lineups]
+    prefix = f"{'+'.join(behaviors)} " if len(pools) > len(behaviors) else ""
     try:
         with (folder / "cross_play.csv").open(newline="") as file:
             weights = {row["player"]: float(row["nash_weight"] or 0) for row in csv.DictReader(file)}
     except (OSError, LookupError, ValueError) as error:
         fail(f"--policy nash takes a run folder with the cross_play.csv of a table, and {folder} has none ({error})")
-    shares = [(snapshot, weights.get(f"{prefix}step {snapshot.step:,}", 0.0)) for snapshot in snapshots]
+    shares = [(lineup, weights.get(prefix + table_name(lineup), 0.0)) for lineup in lineups]
     total = sum(share for _, share in shares)
     if not total > 0.5:
         fail(f"--policy nash takes a table of the run's own snapshots, and that of {folder} is of others")
-    return [(snapshot, share / total) for snapshot, share in shares if share > 0.0]
+    return [(lineup, share / total) for lineup, share in shares if share > 0.0]

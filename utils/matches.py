@@ -22,11 +22,11 @@ from utils.elo import elo_change, game_scores
 from utils.policy_stack import PolicyStack
 from utils.run import Limits, check_limits, check_types, fail, parse_json
 from utils.snapshot_pool import Snapshot, SnapshotPool
-from utils.team_env import Team, TeamEnv, TeamStep, legal_actions
+from utils.team_env import Team, TeamEnv, TeamStep, allies_of, legal_actions, sides_of
 
 ArgsT = TypeVar("ArgsT", bound=Any)
 Observations = list[np.ndarray]
-CURRENT = Snapshot({}, step=0, rating=0.0, name="current")  # the opponent that is the learner as it is now
+CURRENT = Snapshot({}, step=0, rating=0.0, name="current")  # a behaviour as it is now: an ally, or the learner itself
 
 
 def behavior_args(args: ArgsT, teams: Sequence[Team], names: str, limits: Limits) -> dict[str, ArgsT]:
@@ -71,10 +71,10 @@ def turn_ends(teams: Sequence[Team], team_change: Mapping[str, int | None], tota
 
 
 class Matches:
-    """The players of each of many parallel games: the learner on one team, a snapshot on each other team.
+    """The players of each of many parallel games: the learner on one team, a snapshot on each opposing team.
 
     One behaviour learns at a time. If several teams share it (a symmetric game), the learner changes sides after each
-    game.
+    game. Other teams of the learner's side are played by their behaviours as they are now. They do not learn then.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Matches:
         short games. None: no game is cut.
         """
         self.behaviors = [team.behavior for team in teams]
-        self.team_names = [team.name for team in teams]
+        self.team_names, self.side_names = [team.name for team in teams], sides_of(teams)
         self.pools, self.rivals = pools, pools if rivals is None else rivals
         self.elo_k, self.swap_steps, self.side = elo_k, swap_steps, side
         self.swaps_per_turn, self.team_change, self.change_at = swaps_per_turn, team_change or {}, list(change_at)
@@ -115,7 +115,9 @@ class Matches:
         self.game_length = game_length  # mean of the finished games, the newest count most
         self.ages, self.cut_at = np.zeros((2, num_games), dtype=np.int64)  # steps of the running games; 0: not cut
         self.lengths: list[int] = []  # of the games since the last call of `metrics`
-        self.sizes = np.array([len(team.agents) for team in teams])
+        self.sizes, self.allies = np.array([len(team.agents) for team in teams]), allies_of(teams)
+        self.opposes = np.array([[u not in own for u in range(len(teams))] for own in self.allies])
+        self.num_opponents = self.opposes.sum(axis=1).tolist()  # of each team
         self.opponents: list[list[Snapshot | None]] = [[None] * len(teams) for _ in range(num_games)]
         self.uids = np.zeros((num_games, len(teams)), dtype=np.int64)  # of the opponents; -1: the learner
         self.learner_team = np.zeros(num_games, dtype=np.int64)
@@ -127,28 +129,29 @@ class Matches:
         self.scripted_share = self.current_share = 0.0
         self.give_turn(self.behaviors[0])
 
-    def mix_in(self, scripted: Iterable[Any], scripted_share: float, current_share: float, rating: float) -> None:
+    def mix_in(
+        self, scripted: Iterable[tuple[str, str]], scripted_share: float, current_share: float, rating: float
+    ) -> None:
         """Makes a share of the opponents scripted players, and a share the learner as it is now.
 
-        `scripted` are players with a name and a behaviour (`Player`). Those of a behaviour are equally likely, and
-        begin with this rating. Games of the learner against itself are not rated. (The latest opponent of ML-Agents is
-        a copy of the learner as it is now.)
+        `scripted` are names and behaviours of scripted players. Those of a behaviour are equally likely, and begin with
+        this rating. Games of the learner against itself are not rated. (The latest opponent of ML-Agents is a copy of
+        the learner as it is now.)
         """
         self.scripted_share, self.current_share = scripted_share, current_share
-        for player in scripted:
-            pool = SnapshotPool(1_000, 0.0, "uniform", self.pools[player.behavior].rng)
-            pool = self.scripted.setdefault(player.behavior, pool)
-            pool.add({}, sys.maxsize, rating).name = player.name
+        for name, behavior in scripted:
+            pool = self.scripted.setdefault(behavior, SnapshotPool(1_000, 0.0, "uniform", self.pools[behavior].rng))
+            pool.add({}, sys.maxsize, rating).name = name
 
     def give_turn(self, behavior: str) -> None:
         """Makes this behaviour the learner, rated as its newest snapshot, and restarts all games with new opponents."""
         self.learner = behavior
         self.rating = self.pools[behavior].latest.rating
         sides = [t for t, b in enumerate(self.behaviors) if b == behavior]
-        self.sides = [t for t in sides if self.team_names[t] == self.side] or sides
+        self.sides = [t for t in sides if self.side in (self.team_names[t], self.side_names[t])] or sides
         if self.swaps_per_turn is not None:
             learners = self.sizes[self.sides[0]]
-            ghosts = self.sizes.sum() - learners
+            ghosts = self.sizes[self.opposes[self.sides[0]]].sum()
             self.swap_steps = max(1, round(ghosts / learners * self.team_change[behavior] / self.swaps_per_turn))
         self.begin_anew()
 
@@ -207,10 +210,11 @@ class Matches:
 
     def _draw(self, game: int) -> None:
         """Draws new opponents for one game."""
+        learner_team = self.learner_team[game]
         for team, behavior in enumerate(self.behaviors):
-            opponent = None if team == self.learner_team[game] else self._draw_opponent(behavior)
-            self.opponents[game][team] = opponent
-            self.uids[game, team] = -1 if opponent is None else opponent.uid
+            opponent = self._draw_opponent(behavior) if self.opposes[learner_team, team] else CURRENT
+            self.opponents[game][team] = None if team == learner_team else opponent
+            self.uids[game, team] = -1 if team == learner_team else opponent.uid
         self.drawn_at[game] = self.ghost_steps
 
     def next_game(self, game: int) -> None:
@@ -218,29 +222,32 @@ class Matches:
         team = self.learner_team[game]
         next_team = self.sides[(self.sides.index(team) + 1) % len(self.sides)]
         self.learner_team[game] = next_team
-        if self.ghost_steps - self.drawn_at[game] >= self.swap_steps:
+        own, new = (sorted(self.allies[t], key=self.behaviors.__getitem__) for t in (team, next_team))
+        is_mirror = [self.behaviors[t] for t in own] == [self.behaviors[t] for t in new]
+        if self.ghost_steps - self.drawn_at[game] >= self.swap_steps or not is_mirror:
             self._draw(game)
-        else:  # these teams share a behaviour: the opponent on the learner's new team moves to its old one
+        elif next_team != team:  # the opponents on the learner's new side move to its old one
             for seats in (self.opponents[game], self.uids[game]):
-                seats[team], seats[next_team] = seats[next_team], seats[team]
+                for a, b in zip(own, new, strict=True):
+                    seats[a], seats[b] = seats[b], seats[a]
 
     def finish(self, game: int, scores: np.ndarray, rated: bool = True) -> None:
         """Rates a finished game by the teams' scores (num_teams,) and prepares its next start.
 
-        Each opponent plays an Elo game of its own against the learner's rating before the game. With more than two
-        teams, the changes are divided by the number of opponents. What the learner gains, its opponents lose.
+        Each opponent plays an Elo game of its own against the learner's rating before the game. The changes are divided
+        by the number of opposing teams. What the learner gains, its opponents lose.
 
         `rated` is False for games in which the learner acts at random: then only the next start is prepared.
         """
         if not rated:
             self.next_game(game)
             return
-        results = game_scores(scores)[self.learner_team[game]]
-        rating = self.rating
+        learner_team, rating = self.learner_team[game], self.rating
+        results = game_scores(scores)[learner_team]
         for team, opponent in enumerate(self.opponents[game]):
             if opponent is not None and opponent is not CURRENT:
                 result, age = float(results[team]), self.rivals[self.behaviors[team]].latest.step - opponent.step
-                change = elo_change(rating, opponent.rating, result, self.elo_k) / (len(self.behaviors) - 1)
+                change = elo_change(rating, opponent.rating, result, self.elo_k) / self.num_opponents[learner_team]
                 self.finished.append((result, opponent.rating, math.nan if opponent.name else age))
                 self.rating += change
                 opponent.rating -= change
@@ -283,7 +290,7 @@ class Matches:
     @property
     def num_ghosts(self) -> int:
         """Number of opponents' agents over all games."""
-        return int(((self.uids >= 0) * self.sizes).sum())
+        return int((self.opposes[self.learner_team] * self.sizes).sum())
 
     def opponent_steps(self) -> np.ndarray:
         """The learner steps at which the oldest opponent of each game was taken: (num_games,).
@@ -308,10 +315,10 @@ class Matches:
             sides = np.stack([obs[t] for t in teams], axis=1)  # (num_games, num_sides, team_size, obs_dim)
             team, uids = env.teams[teams[0]], self.uids[:, teams]
             chosen = np.zeros((*sides.shape[:3], team.action_dim), dtype=np.int64 if team.branches else np.float32)
-            ghosts = uids >= 0
+            ghosts = self.opposes[self.learner_team][:, teams]
             self.ghost_steps += int(np.stack([env.alive[t] for t in teams], axis=1)[ghosts].sum())
             others = [CURRENT, *self.scripted[behavior].snapshots] if behavior in self.scripted else [CURRENT]
-            snapshots = ghosts & ~np.isin(uids, [player.uid for player in others])
+            snapshots = (uids >= 0) & ~np.isin(uids, [player.uid for player in others])
             for seated in (snapshots, uids == CURRENT.uid):
                 if seated.any():
                     masks = np.stack([legal_actions(env, t) for t in teams], axis=1)[seated]
@@ -330,7 +337,7 @@ class Matches:
                     if seated.any():
                         chosen[seated, k] = env.scripted_actions(player.name, t)[seated]
             if behavior == self.learner:
-                chosen[~ghosts] = learner_actions.reshape(-1, *chosen.shape[2:])
+                chosen[uids < 0] = learner_actions.reshape(-1, *chosen.shape[2:])
             for k, t in enumerate(teams):
                 actions[t] = chosen[:, k]
         return actions
@@ -351,7 +358,7 @@ class Matches:
             print(f"warning: {steps} ({game}): opponents change with every game", file=sys.stderr)
 
     def rating_of(self, behavior: str) -> float:
-        """The learner's rating; for the other behaviour, the rating of its newest snapshot."""
+        """The learner's rating; for another behaviour, the rating of its newest snapshot."""
         return self.rating if behavior == self.learner else self.pools[behavior].latest.rating
 
     def add_final_snapshots(self, agents: Mapping[str, Any], save_steps: int) -> None:

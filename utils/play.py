@@ -24,7 +24,7 @@ from utils.cross_play import Player
 from utils.elo import game_scores
 from utils.policy_stack import PolicyStack
 from utils.run import fail, name_actions
-from utils.team_env import Team, TeamEnv, legal_actions
+from utils.team_env import Team, TeamEnv, allies_of, legal_actions
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, 1), "down": (0, -1)}
 DIRECTIONS |= {wasd: DIRECTIONS[arrow] for wasd, arrow in zip("adws", tuple(DIRECTIONS), strict=True)}
@@ -143,7 +143,7 @@ class Session:
     """Games between a person and policies, one after another."""
 
     def __init__(self, env: TeamEnv, window: Window, agents: Mapping[str, Any], policies: Sequence[Player]) -> None:
-        """`policies` has a player for each behaviour, and `agents` the modules that act with the players' weights."""
+        """`policies` are players (`player_behaviors`), and `agents` the modules that act with the players' weights."""
         self.env, self.window, self.agents, self.policies = env, window, agents, policies
         self.team = 0  # the person's
         self.scores: list[float] = []  # the person's, of finished games
@@ -161,12 +161,13 @@ class Session:
         """Plays one game and waits for the next one. Raises WindowClosed at any time."""
         env, window = self.env, self.window
         rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-        stacks = {}
+        stacks: dict[str, PolicyStack] = {}
         for player in self.policies:
             members = player.members or (player,)
             member = members[rng.choice(len(members), p=player.shares or None)]
-            assert member.weights is not None, "the player is a policy"
-            stacks[player.behavior] = PolicyStack(self.agents[player.behavior], [member.weights])
+            for single in member.lineup or (member,):
+                assert single.weights is not None, "the player is a policy"
+                stacks.setdefault(single.behavior, PolicyStack(self.agents[single.behavior], [single.weights]))
 
         def act(t: int, obs: np.ndarray) -> np.ndarray:
             behavior, policy = env.teams[t].behavior, np.zeros(obs.shape[1], dtype=np.int64)
@@ -188,7 +189,8 @@ class Session:
             result = env.step(actions)
             obs, over = result.obs, bool(result.over[0])
             if over:
-                self.scores.append(float(np.nanmean(game_scores(result.scores[0])[self.team])))
+                others = [t for t in range(len(env.teams)) if t not in allies_of(env.teams)[self.team]]
+                self.scores.append(float(game_scores(result.scores[0])[self.team, others].mean()))
             self.show("", self.fps)
         self.wait_for_next_game()
 
@@ -211,7 +213,7 @@ def describe_scores(scores: Sequence[float]) -> str:
 def play_at_keyboard(
     args: Any, make_games: Callable[..., TeamEnv], agents: Mapping[str, Any], policies: Sequence[Player]
 ) -> None:
-    """--play: a person plays against `policies`, one for each behaviour, until the window is closed.
+    """--play: a person plays against `policies` (`player_behaviors`) until the window is closed.
 
     `make_games(num_games, render)` makes games. Exits with one sentence if keys cannot play the game, or if there is no
     display.

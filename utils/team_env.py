@@ -5,9 +5,10 @@ agents of a team are rows of one array, actions are numbers in [-1, 1] or intege
 ends restarts in the same step. For PettingZoo see https://pettingzoo.farama.org. Its turn-based games are played
 through its own conversion to parallel games.
 
-The outcome rule of PettingZoo games: if agents of all teams were given a number `info["outcome"]` during the game, the
-outcomes decide it (the last one of each team). Otherwise the teams' returns decide it. A team's return is the mean over
-its agents of the sum of their rewards. The higher score wins; equal scores are a draw.
+The outcome rule of PettingZoo games: if agents of all sides were given a number `info["outcome"]` during the game, the
+outcomes decide it (the last one of each side). Otherwise the sides' returns decide it. A side's return is the mean over
+its agents of the sum of their rewards. The higher score wins; equal scores are a draw. A side is a team, or several
+teams that have different policies and win and lose together.
 """
 
 import importlib
@@ -42,7 +43,7 @@ MAX_FRAMES = 2_000  # of a video; one of 600 x 600 pixels takes a megabyte of me
 
 @dataclass(frozen=True)
 class Team:
-    """Agents that win and lose together. Teams with the same behaviour share one policy."""
+    """Agents that win and lose together, and act by one policy. Teams with the same behaviour share their policy."""
 
     name: str
     """name of the team"""
@@ -56,6 +57,24 @@ class Team:
     """size of the action of one agent: numbers in [-1, 1] for Box, else one integer per branch"""
     branches: tuple[int, ...]
     """sizes of the discrete branches: () for Box, (9,) for Discrete(9), (3, 3) for MultiDiscrete([3, 3])"""
+    side: str = ""
+    """teams of one side win and lose together; "": the team is a side by itself"""
+
+
+def sides_of(teams: Sequence[Team]) -> list[str]:
+    """The side of each team."""
+    return [team.side or team.name for team in teams]
+
+
+def allies_of(teams: Sequence[Team]) -> list[list[int]]:
+    """For each team, the teams of its side, itself among them."""
+    sides = sides_of(teams)
+    return [[u for u, other in enumerate(sides) if other == side] for side in sides]
+
+
+def side_means(arrays: Sequence[np.ndarray], allies: list[list[int]]) -> np.ndarray:
+    """Means over the agents of each team's side (num_games, num_teams), of an array (num_games, team_size) per team."""
+    return np.stack([np.concatenate([arrays[u] for u in own], axis=1).mean(axis=1) for own in allies], axis=1)
 
 
 class TeamStep(NamedTuple):
@@ -74,7 +93,8 @@ class TeamStep(NamedTuple):
     over: np.ndarray
     """(num_games,) bool: the game ended in this step, and the next one has started"""
     scores: np.ndarray
-    """(num_games, num_teams) float64: scores of games that are over (the higher wins, equal is a draw), else 0"""
+    """(num_games, num_teams) float64: scores of games that are over, else 0. The higher score wins; equal scores are a
+    draw. Teams of one side have the same score."""
 
 
 class TeamEnv(Protocol):
@@ -124,7 +144,7 @@ def play_games(
 
     `act(team, obs)` gives a team's actions; it is called for each team before each step. Games that end early play on
     beside the others, and these further games are not counted. A game that does not end in `max_steps` steps
-    (`MAX_STEPS` if None) is cut, and its scores are the teams' returns so far. A warning says how many were cut.
+    (`MAX_STEPS` if None) is cut, and its scores are the sides' returns so far. A warning says how many were cut.
 
     `frames` receives a picture of game 0 before each step of its first game, and one of its end if the games have the
     attribute `restarts`. After `MAX_FRAMES` pictures only that of the end is added.
@@ -135,13 +155,13 @@ def play_games(
         optional.restarts = False
     obs = env.reset(seed)
     scores, returns = np.zeros((env.num_games, len(env.teams))), np.zeros((env.num_games, len(env.teams)))
-    running = np.ones(env.num_games, dtype=bool)
+    running, allies = np.ones(env.num_games, dtype=bool), allies_of(env.teams)
     max_steps = MAX_STEPS if max_steps is None else max_steps
     for _ in range(max_steps):
         if frames is not None and running[0] and len(frames) < MAX_FRAMES:
             frames.append(env.render())
         step = env.step([act(team, obs[team]) for team in range(len(env.teams))])
-        returns += np.stack([rewards.mean(axis=1) for rewards in step.rewards], axis=1)
+        returns += side_means(step.rewards, allies)
         ended = running & step.over
         if frames is not None and shows_end and ended[0]:
             frames.append(env.render())
@@ -224,34 +244,58 @@ def without_mask(space: Space) -> Space:
     return space
 
 
-def name_teams(agents: list[str]) -> dict[str, tuple[str, list[str]]]:
-    """Groups agents into teams by name: name of the team -> (behaviour, agents), in the order of the first agents.
+class Group(NamedTuple):
+    """Agents that are to be a team; the fields are those of `Team`."""
 
-    `Striker?team=0...` is ML-Agents' form: a behaviour name and a team id. Agents with one id are one team. If all have
-    one behaviour name, the team is `Striker?team=0` with that behaviour. If not, as with `Goalie?team=0`, the team is
-    `team=0`, and its agents share one policy, of the behaviour `Goalie+Striker`. For other names, the name without its
+    name: str
+    behavior: str
+    agents: list[str]
+    side: str = ""
+
+
+def name_teams(agents: list[str]) -> list[Group]:
+    """Groups agents into teams by name, in the order of the first agents.
+
+    `Striker?team=0...` is ML-Agents' form: a behaviour name and a team id. Agents with both in common are one team, and
+    `Goalie?team=0` is another team of the same side, with a policy of its own. For other names, the name without its
     final number is team and behaviour. If there are only two agents and they share that name, each is its own team.
     """
-    roles: dict[str, set[str]] = {}  # of each team id
-    unity = {agent: match for agent in agents if (match := re.match(r"(.*)\?(team=\d+)", agent))}
-    for match in unity.values():
-        roles.setdefault(match[2], set()).add(match[1])
-    teams: dict[str, tuple[str, list[str]]] = {}
+    groups: dict[str, Group] = {}
     for agent in agents:
-        team = behavior = re.sub(r"[-_ ]?\d+$", "", agent) or agent
-        if agent in unity:
-            name, role, team_id = unity[agent].group(0, 1, 2)
-            is_mixed = len(roles[team_id]) > 1
-            team, behavior = (team_id, "+".join(sorted(roles[team_id]))) if is_mixed else (name, role)
-        teams.setdefault(team, (behavior, []))[1].append(agent)
-    if len(agents) == 2 and len(teams) == 1 and not unity:
-        (behavior,) = teams
-        teams = {agent: (behavior, [agent]) for agent in agents}
-    return teams
+        if match := re.match(r"(.*)\?(team=\d+)", agent):
+            group = Group(match[0], match[1], [], match[2])
+        else:
+            name = re.sub(r"[-_ ]?\d+$", "", agent) or agent
+            group = Group(name, name, [])
+        groups.setdefault(group.name, group).agents.append(agent)
+    (first, *others) = groups.values() or [Group("", "", [])]
+    if len(agents) == 2 and not others and not first.side:
+        return [Group(agent, first.behavior, [agent]) for agent in agents]
+    return list(groups.values())
 
 
-def make_team(env_id: str, env: ParallelEnv, name: str, behavior: str, agents: list[str]) -> Team:
+def read_teams(env_id: str, named: Mapping[str, Any], agents: list[str]) -> list[Group]:
+    """The teams of --teams: lists of agents by team, or by behaviour for a side of several teams.
+
+    Behaviours of one name are one policy, and so are all teams without a behaviour. Raises BadGame if an agent is
+    missing, is there twice, or is not in the game.
+    """
+    groups, plain = [], [side for side, members in named.items() if not isinstance(members, Mapping)]
+    for side, members in named.items():
+        if side in plain:
+            groups.append(Group(side, "shared" if len(plain) > 1 else side, members))
+        else:
+            groups += [Group(f"{side} {behavior}", behavior, own, side) for behavior, own in members.items()]
+    if sorted(agent for group in groups for agent in group.agents) != sorted(agents) or not all(
+        g.agents for g in groups
+    ):
+        raise BadGame(f"{env_id} takes --teams that name each of its agents once, and no other: {', '.join(agents)}")
+    return groups
+
+
+def make_team(env_id: str, env: ParallelEnv, group: Group) -> Team:
     """Makes a team of these agents. Sizes are those of its largest agent. BadGame if they cannot be one team."""
+    name, behavior, agents, side = group
     obs_dims, action_dims, branches = [], [], []
     for agent in agents:
         obs_space, space = without_mask(env.observation_space(agent)), env.action_space(agent)
@@ -272,7 +316,7 @@ def make_team(env_id: str, env: ParallelEnv, name: str, behavior: str, agents: l
         takes = "teams whose agents are all of Box or all of discrete actions"
         raise BadGame(f"{env_id} takes {takes}, and {name} is of both")
     largest = tuple(max(sizes) for sizes in zip_longest(*branches, fillvalue=0))
-    return Team(name, behavior, tuple(agents), max(obs_dims), max(action_dims), largest)
+    return Team(name, behavior, tuple(agents), max(obs_dims), max(action_dims), largest, side)
 
 
 def describe_teams(env: TeamEnv) -> str:
@@ -284,6 +328,9 @@ def describe_teams(env: TeamEnv) -> str:
         size = " x ".join(map(str, team.branches or (team.action_dim,)))
         sees = f"behaviour {team.behavior}, {team.obs_dim} observation{'s' * (team.obs_dim > 1)}"
         lines.append(f"team {team.name}: {agents}, {sees}, {kind} actions of {size}")
+    for own in allies_of(env.teams):
+        line = f"{' and '.join(env.teams[t].name for t in own)} win and lose together"
+        lines += [line] if len(own) > 1 and line not in lines else []
     return "\n".join(lines)
 
 
@@ -295,9 +342,10 @@ def shape_of(team: Team) -> str:
 def set_behaviors(env_id: str, teams: tuple[Team, ...], symmetric: bool | None) -> tuple[Team, ...]:
     """Gives all teams one behaviour (True) or each its own (False); None changes nothing.
 
+    Where a side has several teams, True changes nothing: teams with the same name of their behaviour share it.
     Raises BadGame if teams that share a behaviour differ in size.
     """
-    if symmetric is not None:
+    if symmetric is False or (symmetric and len(set(sides_of(teams))) == len(teams)):
         one = teams[0].behavior if len({team.behavior for team in teams}) == 1 else "shared"
         teams = tuple(replace(team, behavior=one if symmetric else team.name) for team in teams)
     for a, b in combinations(teams, 2):
@@ -308,29 +356,26 @@ def set_behaviors(env_id: str, teams: tuple[Team, ...], symmetric: bool | None) 
 
 
 def make_teams(
-    env_id: str, env: ParallelEnv, named: dict[str, list[str]] | None, symmetric: bool | None
+    env_id: str, env: ParallelEnv, named: Mapping[str, Any] | None, symmetric: bool | None
 ) -> tuple[Team, ...]:
-    """The teams of a PettingZoo game: the `named` ones, or those that the agents' names tell.
+    """The teams of a PettingZoo game: the `named` ones (`read_teams`), or those that the agents' names tell.
 
     Named teams share a behaviour if they have equal sizes. `symmetric` overrides the behaviours. Raises BadGame if
-    there is only one team.
+    there is only one side.
     """
     agents = list(getattr(env, "possible_agents", []))
     if not all(isinstance(agent, str) for agent in agents):
         raise BadGame(f"{env_id} takes agents whose names are strings, and its are {agents}")
-    groups = name_teams(agents)
-    if named is not None:
-        if sorted(agent for team in named.values() for agent in team) != sorted(agents) or not all(named.values()):
-            names = ", ".join(agents)
-            raise BadGame(f"{env_id} takes --teams that name each of its agents once, and no other: {names}")
-        groups = {name: (name, team) for name, team in named.items()}
-    if len(groups) < 2:
-        found = "; ".join(f"{name}: {', '.join(team)}" for name, (_, team) in groups.items()) or "no possible_agents"
-        now = f"which are {len(groups)} now ({found})"
+    groups = name_teams(agents) if named is None else read_teams(env_id, named, agents)
+    num_sides = len({group.side or group.name for group in groups})
+    if num_sides < 2:
+        found = "; ".join(f"{group.name}: {', '.join(group.agents)}" for group in groups) or "no possible_agents"
+        now = f"which are {num_sides} now ({found})"
         raise BadGame(f"{env_id} takes --teams that make two teams or more of its agents, {now}")
-    teams = tuple(make_team(env_id, env, name, *group) for name, group in groups.items())
-    if named is not None and symmetric is None:
-        symmetric = len({shape_of(team) for team in teams}) == 1
+    teams = tuple(make_team(env_id, env, group) for group in groups)
+    shapes = {(team.behavior, shape_of(team)) for team in teams}
+    if named is not None and symmetric is None and len(shapes) > len({team.behavior for team in teams}):
+        symmetric = False  # teams of one name are unlike
     return set_behaviors(env_id, teams, symmetric)
 
 
@@ -467,6 +512,7 @@ class PettingZooGames:
     ) -> None:
         """`scripted` are the game's own scripted players (`read_scripted`), which come after "random"."""
         self.envs, self.num_games, self.teams, self.scripted = envs, len(envs), teams, scripted or {}
+        self._allies = allies_of(teams)
         own = [[name for name, by_team in self.scripted.items() if team.name in by_team] for team in teams]
         self.scripted_by_team: tuple[tuple[str, ...], ...] = tuple(("random", *names) for names in own)
         self.alive = self._zeros(bool)
@@ -551,13 +597,13 @@ class PettingZooGames:
                         truncations[t][i, k] = is_truncated
                     outcome = infos.get(agent, {}).get("outcome")
                     if outcome is not None:
-                        self._outcomes[i, t] = read_outcome(agent, outcome)
+                        self._outcomes[i, self._allies[t]] = read_outcome(agent, outcome)
                 self._read(i, observations, infos, acted)
         final_obs = self._obs
         self._obs = [np.where(alive[..., None], obs, 0.0) for alive, obs in zip(self.alive, final_obs, strict=True)]
         for total, reward in zip(self._returns, rewards, strict=True):
             total += reward
-        returns = np.stack([total.mean(axis=1) for total in self._returns], axis=1)
+        returns = side_means(self._returns, self._allies)
         scores = np.where(np.isnan(self._outcomes).any(axis=1, keepdims=True), returns, self._outcomes)
         over = ~np.any([alive.any(1) for alive in self.alive], axis=0)
         for i in over.nonzero()[0]:
@@ -722,7 +768,7 @@ def make_team_env(
     env_id: str,
     num_games: int,
     env_kwargs: dict[str, Any] | None = None,
-    teams: dict[str, list[str]] | None = None,
+    teams: Mapping[str, Any] | None = None,
     symmetric: bool | None = None,
     render: bool = False,
 ) -> TeamEnv:
@@ -733,7 +779,7 @@ def make_team_env(
     - `module`: a PettingZoo module with `parallel_env(**env_kwargs)` or `env(**env_kwargs)`; one copy for each game.
       It may have scripted players beside the game (`read_scripted`).
 
-    `teams` (name -> agents) overrides the teams that the agents' names tell; PettingZoo only. `symmetric` overrides
+    `teams` (`read_teams`) overrides the teams that the agents' names tell; PettingZoo only. `symmetric` overrides
     the behaviours: one policy for all teams, or one each. `render` asks for pictures of game 0.
     Raises ValueError, one sentence that begins with `env_id`, if there is no such game or no policy here can play it.
     """
@@ -795,17 +841,16 @@ def make_games(
         '{"red": ["a_0"], "blue": ["b_0"]}',
     )
     lists = None if teams is None else parse_json("teams", teams, example)
-    for agents in (lists or {}).values():
-        if not isinstance(agents, list) or not all(isinstance(agent, str) for agent in agents):
-            fail(f"--teams takes lists of names such as {example}, not {teams}")
+    for members in (lists or {}).values():
+        for agents in members.values() if isinstance(members, dict) and members else [members]:
+            if not isinstance(agents, list) or not all(isinstance(agent, str) for agent in agents):
+                fail(f"--teams takes lists of names such as {example}, not {teams}")
     share = {"auto": None, "yes": True, "no": False}[symmetric]
     try:
         env = make_team_env(env_id, num_games, kwargs, lists, share, render)
     except ValueError as error:
         fail(f"--env-id {error}")
-    roles = list(dict.fromkeys(team.behavior for team in env.teams))
-    if len(roles) > 2:
-        fail(f"--env-id takes a game of two roles at most, and {env_id} has {', '.join(roles)}: see --teams")
-    if learner_side not in (None, *(team.name for team in env.teams)):
-        fail(f"--learner-side takes one of {', '.join(team.name for team in env.teams)}, not {learner_side}")
+    names = dict.fromkeys([*sides_of(env.teams), *(team.name for team in env.teams)])
+    if learner_side not in (None, *names):
+        fail(f"--learner-side takes one of {', '.join(names)}, not {learner_side}")
     return env
