@@ -748,13 +748,7 @@ def main(args: Args) -> Path:
             if matches.learner != learner:
                 run.begin_anew()
             if takes_snapshot and args.replay_opponents == "window":
-                opposing = [
-                    team.behavior
-                    for team, is_rival in zip(env.teams, matches.opposes[matches.sides[0]], strict=True)
-                    if is_rival
-                ]
-                oldest = min(matches.rivals[behavior].snapshots[0].step for behavior in opposing)
-                buffers[matches.learner].leave_out(oldest)
+                buffers[matches.learner].leave_out(matches.oldest_opponent())
 
             # log and evaluate
             if run.due(args.log_freq, args.checkpoint_freq):

@@ -383,7 +383,7 @@ MUTANTS = [
     ),
     Mutant(
         MATCHES,
-        "/ (len(self.behaviors) - 1)",
+        "/ self.num_opponents[learner_team]",
         "/ len(self.behaviors)",
         "rating change divided by the teams",
         MATCHES_TESTS,
@@ -397,8 +397,8 @@ MUTANTS = [
     ),
     Mutant(
         MATCHES,
-        "if self.ghost_steps - self.drawn_at[game] >= self.swap_steps:",
-        "if self.ghost_steps - self.drawn_at[game] > self.swap_steps:",
+        "if self.ghost_steps - self.drawn_at[game] >= self.swap_steps or",
+        "if self.ghost_steps - self.drawn_at[game] > self.swap_steps or",
         "opponents swapped one step late",
         MATCHES_TESTS,
     ),
@@ -426,8 +426,8 @@ MUTANTS = [
     # --- games ---
     Mutant(
         TEAM_ENV,
-        "returns += np.stack([rewards.mean(axis=1) for rewards in step.rewards], axis=1)",
-        "returns += np.stack([rewards.sum(axis=1) for rewards in step.rewards], axis=1)",
+        "returns += side_means(step.rewards, allies)",
+        "returns += side_means(step.rewards, allies) * [len(team.agents) for team in env.teams]",
         "a cut game: sum over the team's agents",
         "tests/test_team_env.py",
     ),
@@ -511,8 +511,8 @@ MUTANTS = [
     ),
     Mutant(
         EVALUATION,
-        "np.linspace(len(pool.snapshots) - 1, 0, count)[::-1]",
-        "np.linspace(0, len(pool.snapshots) - 1, count)",
+        "np.linspace(len(lineups) - 1, 0, count)[::-1]",
+        "np.linspace(0, len(lineups) - 1, count)",
         "table of one snapshot: the oldest",
         "tests/test_evaluation.py",
     ),

@@ -301,6 +301,11 @@ class Matches:
         steps = [[now if s is CURRENT else s.step for s in seats if s is not None] for seats in self.opponents]
         return np.array(list(map(min, steps)))
 
+    def oldest_opponent(self) -> int:
+        """The step of the oldest snapshot that the learner's opponents can be."""
+        rivals = zip(self.behaviors, self.opposes[self.sides[0]], strict=True)
+        return min(self.rivals[behavior].snapshots[0].step for behavior, is_rival in rivals if is_rival)
+
     def all_actions(
         self, env: TeamEnv, agents: Mapping[str, Any], obs: Sequence[np.ndarray], learner_actions: np.ndarray
     ) -> list[np.ndarray]:
