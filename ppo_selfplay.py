@@ -39,7 +39,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from utils.cross_play import scripted_by_behavior, scripted_players
-from utils.evaluation import evaluate_run, load_policies, load_rivals, log_table, score_policies, snapshot_table
+from utils.evaluation import evaluate_run, initialize, load_policies, load_rivals, play_table, score_policies
 from utils.matches import Matches, behavior_args, turn_ends
 from utils.run import Run, compiled, fail, parse_args, prepare, read_args
 from utils.snapshot_pool import SnapshotPool
@@ -88,6 +88,7 @@ class Args:
     save_steps: int = 200_000  # learner steps between snapshots
     window: int = 50  # snapshots in the pool; the oldest one leaves it
     opponents: list[str] | None = None  # run folders whose frozen policies are the opponents; default: past selves
+    initialize_from: str | None = None  # run folder with whose weights the training begins; default: random weights
     play_against_latest_model_ratio: float = 0.5  # probability that an opponent is the newest snapshot; 1: no pool
     newest_share: float = 1.0  # share of the pool, its newest part, from which the other opponents are drawn
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
@@ -591,6 +592,7 @@ def main(args: Args) -> Path:
     all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)
     total_steps = -(-args.total_timesteps // args.batch_size) * args.batch_size
     agents = {team.behavior: Agent(team, all_args[team.behavior]).to(device) for team in env.teams}
+    initialize(agents, args, load_run)
     optimizers = {
         behavior: Adam(agents[behavior].parameters(), own.learning_rate, own.adam_beta1, own.adam_beta2, 1e-5)
         for behavior, own in all_args.items()
@@ -674,9 +676,7 @@ def main(args: Args) -> Path:
                 run.log(evaluate(agents, args), global_step)
         matches.add_final_snapshots(agents, args.save_steps)
         run.log(evaluate(agents, args, run.folder if args.capture_video else None), total_steps)
-        if args.cross_play_games:
-            limits, seed = (args.cross_play_snapshots, args.cross_play_games), args.seed + 2_000_000
-            log_table(run, snapshot_table(partial(make_env, args), agents, pools, *limits, seed))
+        play_table(args, make_env, agents, pools, run.folder, run)
     return run.folder
 
 

@@ -219,6 +219,7 @@ def print_exploitability(args: Exploitability) -> None:
             if (run.name, policy, str(args.steps)) not in done:
                 script = script_of(run)
                 own = {"evaluate": run, "exploitability": args.steps, "policy": policy, "eval_games": args.games}
+                own["initialize_from"] = None
                 run_args = replace(script.load_run(run, "runs")[2], **own)
                 scores = evaluate_run(run_args, script.make_env, script.load_run, script.main)
                 for behavior, score in scores.items():

@@ -18,7 +18,7 @@ from test_cross_play import HUNT, Contest, Fighter, Maker, make_table, policy
 
 from utils import cross_play, evaluation
 from utils.cross_play import Player
-from utils.evaluation import log_table, score_policies, snapshot_table
+from utils.evaluation import report_table, score_policies, snapshot_table
 from utils.run import parse_args, read_file
 from utils.snapshot_pool import SnapshotPool
 
@@ -123,7 +123,7 @@ def test_snapshots_in_the_table(num_snapshots: int, steps: Any) -> None:
 def test_a_table_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is printed, a warning says why it is not in the folder, and the run goes on."""
     run: Any = SimpleNamespace(folder=tmp_path / "gone")
-    log_table(run, make_table([[np.nan, 0.25], [0.75, np.nan]], [policy(1), policy(2)]))
+    report_table(run.folder, make_table([[np.nan, 0.25], [0.75, np.nan]], [policy(1), policy(2)]), run)
     captured = capsys.readouterr()
     assert "the last snapshot scores 0.75 on average" in captured.out
     assert captured.err.startswith(f"warning: not all of the table is in {run.folder}: [Errno 2]")
@@ -145,7 +145,7 @@ def test_all_is_saved_before_the_final_evaluation(
 ) -> None:
     """Model and checkpoint are on disk before it and before the table, and the model is that of the end."""
     facts: list[tuple[int, bool]] = []
-    evaluate, table = selfplay.evaluate, selfplay.snapshot_table
+    evaluate, table = selfplay.evaluate, evaluation.snapshot_table
 
     def spy_evaluate(agents: Any, *args: Any) -> Any:
         (folder,) = (tmp_path / "runs").iterdir()
@@ -159,7 +159,7 @@ def test_all_is_saved_before_the_final_evaluation(
         return table(*args)
 
     monkeypatch.setattr(selfplay, "evaluate", spy_evaluate)
-    monkeypatch.setattr(selfplay, "snapshot_table", spy_table)
+    monkeypatch.setattr(evaluation, "snapshot_table", spy_table)
     folder = train_selfplay(selfplay, cross_play_games=2, cross_play_snapshots=2)
     assert facts == [(512, False), (512, False)]
     assert saved_facts(folder) == (512, True)

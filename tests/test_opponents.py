@@ -278,6 +278,25 @@ def test_a_resumed_run_against_frozen_policies(selfplay: ModuleType, train_selfp
     assert victim.exists()
 
 
+@pytest.mark.parametrize("env_id", ["sumo", "pursuit"])
+def test_a_run_begins_with_saved_weights(selfplay: ModuleType, env_id: str, train_selfplay: Train) -> None:
+    """All of them: without an update they are what is saved again, and what the first snapshot plays."""
+    one = train_selfplay(selfplay, env_id=env_id, norm_obs=True)
+    idle = {"learning_rate": 0.0} if selfplay is ppo_selfplay else {"learning_starts": 10_000}
+    flags: dict[str, Any] = {"env_id": env_id, "norm_obs": True, "seed": 2, "window": 99}
+    other = train_selfplay(selfplay, **flags, **idle, initialize_from=str(one))
+    agents = [selfplay.load_run(folder, "evaluate")[0] for folder in (one, other)]
+    first = {behavior: pool.snapshots[0] for behavior, pool in selfplay.load_run(other, "evaluate")[1].items()}
+    for behavior, agent in agents[0].items():
+        expected, found = agent.state_dict(), agents[1][behavior].state_dict()
+        learned = [name for name in expected if "rms" not in name]  # the statistics go on
+        assert all(torch.equal(expected[name], found[name]) for name in learned)
+        acting = agent.acting_weights()
+        assert all(torch.equal(value, first[behavior].weights[name]) for name, value in acting.items())
+    assert selfplay.load_run(other, "evaluate")[2].initialize_from == str(one)
+    assert parse_args(selfplay.Args, ["--evaluate", str(other)]).initialize_from is None
+
+
 # --- exploitability ---
 
 
@@ -394,23 +413,27 @@ def test_tables_without_weights(
     assert capsys.readouterr().err.startswith(f"error: {sentence}")
 
 
-@pytest.mark.parametrize("flag", ["opponents", "against"])
+@pytest.mark.parametrize("flag", ["opponents", "against", "initialize-from"])
 def test_runs_of_another_kind(
     selfplay: ModuleType, flag: str, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A policy without normalisation would get inputs that it has never seen; a folder without a run is no opponent."""
     one, other = (train_selfplay(selfplay, total_timesteps=128, norm_obs=norm_obs) for norm_obs in (True, False))
     words = ["--evaluate", str(one), "--against", str(other)]
-    if flag == "opponents":
-        words = ["--norm-obs", "--opponents", str(other), "--no-compile", "--no-cuda"]
+    if flag != "against":
+        words = ["--norm-obs", f"--{flag}", str(other), "--no-compile", "--no-cuda"]
     folders = set(Path("runs").iterdir())
     capsys.readouterr()
     with pytest.raises(SystemExit, match="2"):
         selfplay.main(parse_args(selfplay.Args, words))
     sentence = f"--{flag} takes a run of the same game, and --norm-obs was True here and False there"
     assert capsys.readouterr().err == f"error: {sentence}\n"
-    if flag == "opponents":
+    if flag != "against":
         with pytest.raises(SystemExit, match="2"):
-            selfplay.main(parse_args(selfplay.Args, ["--opponents", "nowhere", "--no-compile"]))
-        assert capsys.readouterr().err.startswith("error: --opponents takes a run folder with the args.json")
+            selfplay.main(parse_args(selfplay.Args, [f"--{flag}", "nowhere", "--no-compile"]))
+        assert capsys.readouterr().err.startswith(f"error: --{flag} takes a run folder with the args.json")
+    if flag == "initialize-from":
+        with pytest.raises(SystemExit, match="2"):
+            selfplay.main(parse_args(selfplay.Args, ["--evaluate", str(one), "--initialize-from", str(one)]))
+        assert capsys.readouterr().err.startswith("error: --initialize-from takes --exploitability besides")
     assert set(Path("runs").iterdir()) == folders

@@ -511,7 +511,7 @@ def test_every_flag_changes_something(
         "log_freq",
         "discrete_target_entropy_scale",
     }
-    ours |= {"opponents", "policy", "exploitability"}  # see test_opponents.py
+    ours |= {"opponents", "policy", "exploitability", "initialize_from"}  # see test_opponents.py
     ours |= {"play", "behaviors"}  # see test_play.py and test_turns.py
     ours |= {"checkpoint_freq", "resume", "compile"}  # see test_checkpoints.py and test_compile.py
     ours |= {"learner_side"}  # Sumo is the same from both sides, and so are the weights

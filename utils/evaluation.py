@@ -109,6 +109,20 @@ def current_players(env: TeamEnv, agents: Mapping[str, Any], name: str) -> list[
     return [make_player(name, [own[behavior] for behavior in group]) for group in player_behaviors(env)]
 
 
+def play_table(
+    args: Any,
+    make_env: MakeGames,
+    agents: Mapping[str, Any],
+    pools: Mapping[str, SnapshotPool],
+    folder: Path,
+    run: Run | None = None,
+) -> None:
+    """Plays and reports the table of a run's snapshots (`snapshot_table`); nothing with --cross-play-games 0."""
+    if args.cross_play_games:
+        limits, seed = (args.cross_play_snapshots, args.cross_play_games), args.seed + 2_000_000
+        report_table(folder, snapshot_table(partial(make_env, args), agents, pools, *limits, seed), run)
+
+
 def report_table(folder: Path, table: CrossPlay, run: Run | None = None) -> None:
     """Prints the table and writes it into the folder, for a run to TensorBoard too. A failure to write is a warning."""
     try:
@@ -117,11 +131,6 @@ def report_table(folder: Path, table: CrossPlay, run: Run | None = None) -> None
             run.writer.add_figure("selfplay/cross_play", table.heat_map(), run.global_step)
     except (OSError, ImportError) as error:
         warn(f"not all of the table is in {folder}: {error}")
-
-
-def log_table(run: Run, table: CrossPlay) -> None:
-    """Prints the table, and writes it into the run folder and to TensorBoard; a failure to write is a warning."""
-    report_table(run.folder, table, run)
 
 
 def load_policies(
@@ -159,6 +168,8 @@ def evaluate_run(
     if args.play:
         play_at_keyboard(args, make_games, agents, own)
         return {}
+    if args.initialize_from is not None and not args.exploitability:
+        fail("--initialize-from takes --exploitability besides, or a run that trains")
     if args.exploitability:
         response = train_response(args, train)
         players = load_players(response, load_run(response, "evaluate")[1], groups, "last", "response")
@@ -168,10 +179,7 @@ def evaluate_run(
         video_folder = args.evaluate if args.capture_video else None
         rules = args.eval_games, args.seed + 1_000_000, args.deterministic, video_folder
         print(describe(score_policies(make_games, agents, *rules, own), args.deterministic))
-        if args.cross_play_games:
-            seed, num_snapshots = args.seed + 2_000_000, args.cross_play_snapshots
-            table = snapshot_table(make_games, agents, pools, num_snapshots, args.cross_play_games, seed)
-            report_table(args.evaluate, table)
+        play_table(args, make_env, agents, pools, args.evaluate)
         return {}
     opponents = [player for player in scripted if player.name == args.against]
     if not opponents:
@@ -237,6 +245,18 @@ def load_opponent(
     _, pools, other = load_run(Path(args.against), "against")
     check_same_game(args, other, "against")
     return load_players(Path(args.against), pools, groups, "last", "against")
+
+
+def initialize(agents: Mapping[str, Any], args: Any, load_run: Callable[[Path, str], Any]) -> None:
+    """--initialize-from: gives the agents the weights of a saved run of the same game, its critics and statistics too.
+
+    Optimisers begin anew. A run that is resumed has its own weights.
+    """
+    if args.initialize_from is not None and args.resume is None:
+        others, _, other_args = load_run(Path(args.initialize_from), "initialize-from")
+        check_same_game(args, other_args, "initialize-from")
+        for behavior, agent in agents.items():
+            agent.load_state_dict(others[behavior].state_dict())
 
 
 def load_rivals(args: Any, load_run: Callable[[Path, str], Any], env: TeamEnv) -> dict[str, SnapshotPool] | None:

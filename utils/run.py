@@ -127,9 +127,9 @@ MAY_CHANGE = {  # arguments of a saved run that the command line may change
     "resume": ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity", "capture_video")
     + ("address", "num_workers", "worker_cpus"),
     "evaluate": ("seed", "eval_episodes", "capture_video", "eval_games", "cross_play_games", "cross_play_snapshots")
-    + ("deterministic", "against", "exploitability", "policy", "play"),
+    + ("deterministic", "against", "exploitability", "initialize_from", "policy", "play"),
 }
-OFF_IN_EVALUATION = ("track", "capture_video", "upload_model")  # unless the command line sets them
+OFF_IN_EVALUATION = {"track": False, "capture_video": False, "upload_model": False, "initialize_from": None}
 PACKAGES = {"track": "wandb", "upload_model": "huggingface_hub", "capture_video": "moviepy", "play": "pygame"}
 Limits = Mapping[str, tuple[float, float]]
 
@@ -162,7 +162,7 @@ def parse_args(cls: type[ArgsT], argv: Sequence[str] | None = None) -> ArgsT:
     if folder is None:
         return args
     saved = read_args(cls, folder, flag)
-    changes: dict[str, Any] = {flag: folder} | (dict.fromkeys(OFF_IN_EVALUATION, False) if flag == "evaluate" else {})
+    changes: dict[str, Any] = {flag: folder} | (OFF_IN_EVALUATION if flag == "evaluate" else {})
     saved |= {name: value for name, value in changes.items() if hasattr(args, name)}
     run_args = cls(**saved)
     args = tyro.cli(cls, args=argv, default=run_args)
