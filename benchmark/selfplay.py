@@ -76,6 +76,8 @@ class Exploitability:
     """what the runs play: their last snapshot, all snapshots equally often, or the Nash mixture of their table"""
     games: int = 1000
     """games in which each of them is scored, actions sampled"""
+    weights: Literal["random", "own"] = "random"
+    """what their training begins with: random weights, or those of the run that they are to beat"""
 
 
 def read_args(run: Path) -> dict[str, Any]:
@@ -207,28 +209,29 @@ def print_versus(args: Versus) -> None:
 
 def print_exploitability(args: Exploitability) -> None:
     """A row for each experiment and behaviour that learns to beat it."""
-    header = "experiment run policy steps behavior score commit"
+    header = "experiment run policy steps weights behavior score commit"
     rows: list[list[Any]] = []
     if args.csv.exists():
         with args.csv.open(newline="") as file:
             rows = list(csv.reader(file))[1:]
-    done = {tuple(row[1:4]) for row in rows}
+    done = {tuple(row[1:5]) for row in rows}
     groups = by_experiment(args.runs)
     for (name, runs), policy in itertools.product(groups.items(), args.policies):
         for run in runs:
-            if (run.name, policy, str(args.steps)) not in done:
+            if (run.name, policy, str(args.steps), args.weights) not in done:
                 script = script_of(run)
                 own = {"evaluate": run, "exploitability": args.steps, "policy": policy, "eval_games": args.games}
-                own["initialize_from"] = None
+                own["initialize_from"] = str(run) if args.weights == "own" else None
                 run_args = replace(script.load_run(run, "runs")[2], **own)
                 scores = evaluate_run(run_args, script.make_env, script.load_run, script.main)
                 for behavior, score in scores.items():
                     mean = f"{score.mean():.4f}"
-                    rows.append([name, run.name, policy, str(args.steps), behavior, mean, commit_of(run)])
+                    rule = policy, str(args.steps), args.weights
+                    rows.append([name, run.name, *rule, behavior, mean, commit_of(run)])
                 write_csv(args.csv, header, rows)
     table: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for name, _, policy, steps, behavior, score, _ in rows:
-        if steps == str(args.steps):
+    for name, _, policy, steps, weights, behavior, score, _ in rows:
+        if (steps, weights) == (str(args.steps), args.weights):
             table[name, behavior][policy].append(float(score))
     print(f"| experiment | best response, sampled actions | {' | '.join(args.policies)} |")
     print(f"|---|---|{'---|' * len(args.policies)}")

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -71,6 +72,15 @@ def test_how_badly_runs_are_beaten(train_selfplay: Train, capsys: pytest.Capture
     print_exploitability(args)
     assert capsys.readouterr().out.splitlines()[-1] == lines[-1]
     assert len(list(Path("runs").iterdir())) == 6
+    own = replace(args, weights="own", policies=("last",), runs=runs[:1])
+    print_exploitability(own)
+    assert list(csv.DictReader(args.csv.open()))[-1]["weights"] == "own"
+    (folder,) = (
+        run for run in Path("runs").iterdir() if json.loads((run / "args.json").read_text())["initialize_from"]
+    )
+    assert json.loads((folder / "args.json").read_text())["initialize_from"] == str(runs[0])
+    print_exploitability(own)
+    assert len(list(Path("runs").iterdir())) == 7
 
 
 def test_the_first_time_above_a_threshold(tmp_path: Path) -> None:
