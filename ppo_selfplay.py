@@ -540,7 +540,7 @@ def start_matches(all_args: dict[str, Args], env: TeamEnv, agents: Mapping[str, 
     """Games against the first snapshot of each behaviour, the initial policy."""
     args = next(iter(all_args.values()))
     team_change = {behavior: own.team_change for behavior, own in all_args.items()}
-    change_at = turn_ends(env.teams, team_change, total_steps)
+    change_at = turn_ends(env.teams, team_change, total_steps, args.batch_size)
     draws = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng(args.seed)
     pools = {behavior: SnapshotPool(*draws, args.newest_share) for behavior in agents}
     for behavior, pool in pools.items():

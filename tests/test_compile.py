@@ -93,6 +93,21 @@ def test_gradients_are_those_of_the_plain_update(name: str, flags: dict[str, obj
     compare(name, flags, "cpu", tmp_path)
 
 
+def test_a_compiler_older_than_its_processor(tmp_path: Path) -> None:
+    """It refuses the processor's vector instructions, which are trusted at first; then it compiles without them."""
+    compiler = tmp_path / "old"
+    compiler.write_text('#!/bin/sh\ncase "$*" in *-mavx*|*-mamx*) exit 1;; esac\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    code = START + "from utils.run import compiled\n"
+    code += "def double(x): return torch.autograd.grad((x.sin() * x).sum(), x)[0]\n"
+    code += "x = torch.ones(64, requires_grad=True)\nnew = compiled(double, x)\n"
+    code += "assert new is not double\nassert torch.allclose(new(x), double(x))\n"
+    variables = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCH_COMPILE_DISABLE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cannot be compiled" not in done.stderr
+
+
 def test_a_run_without_a_compiler_says_so(tmp_path: Path) -> None:
     """It warns in a line that names the compiler, once for each function, and equals the run with --no-compile."""
     flags = "--no-cuda --eval-freq 0 --total-timesteps 512"

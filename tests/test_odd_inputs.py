@@ -27,7 +27,7 @@ import ppo_selfplay
 import sac_continuous
 import sac_selfplay
 import utils.run
-from utils.errors import TaskError
+from utils.errors import TaskError, describe_error
 from utils.run import (
     Run,
     load_model,
@@ -84,8 +84,10 @@ def test_a_replay_buffer_beyond_the_memory(
 
 
 @pytest.mark.parametrize("error", [MemoryError("43 TiB"), RuntimeError("can't allocate memory: 8 bytes")])
-def test_memory_that_ends(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a run, and before it: one sentence, exit status 1; the last checkpoint stays."""
+def test_memory_that_ends(
+    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence; exit status 1 in a run, whose last checkpoint stays, and 2 before it."""
 
     def act(run: Run, step: int) -> None:
         raise error
@@ -99,6 +101,10 @@ def test_memory_that_ends(error: Exception, capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as exit_info:
         tell_exception(ppo_continuous.Args(), type(error), error, None)
     assert exit_info.value.code == 1
+    monkeypatch.setattr(utils.run, "trains", False)
+    with pytest.raises(SystemExit) as exit_info:
+        tell_exception(ppo_continuous.Args(), type(error), error, None)
+    assert exit_info.value.code == 2
     assert "smaller --eval-episodes or --num-envs or --num-steps need less" in capsys.readouterr().err
 
 
@@ -193,14 +199,18 @@ def test_a_signal_before_the_first_step(signum: int, capsys: pytest.CaptureFixtu
 
 
 def test_a_fault_of_the_task_in_an_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
-    """Outside of a run: the traceback of the task, and one sentence."""
-    error = TaskError("environment 0 in reset: KeyError: 'x'")
-    with pytest.raises(SystemExit) as exit_info:
-        tell_exception(Args(), TaskError, error, None)
-    assert exit_info.value.code == 1
-    assert capsys.readouterr().err.endswith(
-        "\nerror: --env-id Pendulum-v1 failed: environment 0 in reset: KeyError: 'x'\n"
-    )
+    """Outside of a run: the traceback of the task's own exception, if it has one, and one sentence."""
+    own, exits = KeyError("x"), SystemExit(3)
+    for cause, traceback in ((own, "KeyError: 'x'\n"), (exits, ""), (None, "")):
+        middle, error = RuntimeError("environment 0 in reset: it"), TaskError("environment 0 in reset: it")
+        middle.__cause__, error.__cause__ = cause, middle
+        with pytest.raises(SystemExit) as exit_info:
+            tell_exception(Args(), TaskError, error, None)
+        assert exit_info.value.code == 1
+        sentence = "error: --env-id Pendulum-v1 failed: environment 0 in reset: it\n"
+        assert capsys.readouterr().err == traceback + sentence
+    assert describe_error(SystemExit()) == "SystemExit"
+    assert describe_error(ValueError("two\nlines")) == "ValueError: two lines"
 
 
 @pytest.mark.slow
@@ -232,7 +242,7 @@ class Odd(gym.Env[np.ndarray, np.ndarray]):
 
     action_space = Box(-1.0, 1.0, (1,))
 
-    def __init__(self, kind: str = "", size: int = 2) -> None:
+    def __init__(self, kind: str = "", size: int = 2) -> None:  # "shape": observations of another one
         self.kind, self.size, self.step_count = kind, size, 0
         self.observation_space = Box(-1.0, 1.0, (size,))
         if kind == "no action":
@@ -248,7 +258,9 @@ class Odd(gym.Env[np.ndarray, np.ndarray]):
     def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
         """A reward in an array."""
         self.step_count += 1
-        obs, reward = np.zeros(self.size, np.float32), np.ones(1)
+        obs, reward = np.zeros(self.size + (self.kind == "shape"), np.float32), np.ones(1)
+        if self.kind == "huge":
+            obs = np.full(2, 1e300)
         return obs, reward if self.kind == "array" else 1.0, self.step_count == 3, False, {}
 
     def close(self) -> None:
@@ -266,6 +278,27 @@ def test_odd_tasks(script: ModuleType, train: Train, kind: str, capsys: pytest.C
     folder = train(script, env_id="OddInput-v0", env_kwargs=json.dumps({"kind": kind}))
     assert (folder / "model.pt").exists()
     assert "return 3.00 +/- 0.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("shape", r"environment [01] in its step 1: the observation must have the shape \(2,\), not \(3,\)$"),
+        ("huge", "observation is not a finite number at step"),
+    ],
+)
+def test_observations_that_are_not_of_their_space(
+    script: ModuleType, kind: str, sentence: str, vectorization: str, train: Train, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence and nothing else, also where processes of environments end."""
+    task = {"env_id": "OddInput-v0", "env_kwargs": json.dumps({"kind": kind}), "vectorization": vectorization}
+    with pytest.raises(SystemExit) as exit_info:
+        train(script, **task, num_envs=2)
+    assert exit_info.value.code == 1
+    stderr = capfd.readouterr().err
+    assert len(stderr.splitlines()) == 1, stderr
+    assert re.search(sentence, stderr)
 
 
 @pytest.mark.parametrize("kwargs", [{"size": 0}, {"size": 1_000_001}, {"kind": "no action"}], ids=str)

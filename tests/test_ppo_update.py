@@ -28,6 +28,15 @@ def test_log_probability() -> None:
     torch.testing.assert_close(normal_log_prob(actions, mean, log_std), expected, rtol=1e-12, atol=0)
 
 
+def test_acting_and_learning_see_the_same_observations() -> None:
+    """In float64 with a large offset too: actions without noise are the means that the update computes."""
+    agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args(num_envs=1))
+    obs = 1e7 + 0.3 * np.random.default_rng(0).standard_normal((500, 2))
+    agent.obs_rms.update(torch.as_tensor(obs.astype(np.float32)))
+    mean, _ = agent.actor(agent.normalize(torch.as_tensor(obs.astype(np.float32))))
+    np.testing.assert_allclose(agent.policy()(obs), mean.detach().numpy(), atol=1e-6)
+
+
 def test_policy_loss_by_cases() -> None:
     """A gain beyond the clip range has no gradient and a constant objective; a loss is never clipped."""
     for ratio, advantage, objective, flows in [

@@ -21,6 +21,7 @@ from toy_games import Plan, Spaces
 from toy_policies import OBS_DIM, Mirror, make_pool
 
 import ppo_selfplay
+import sac_selfplay
 from utils import team_env
 from utils.cross_play import (
     Player,
@@ -129,6 +130,8 @@ def test_ghosts_are_opponents_alone() -> None:
     assert matches.swap_steps == round(3 / 2 * 1000 / 4)
     matches.give_turn("goalie")
     assert matches.swap_steps == 3 * 1000 / 4
+    unequal = soccer_matches(5, UNEQUAL, swaps_per_turn=4.0, team_change={"striker": 1000, "goalie": 1000})
+    assert unequal.swap_steps == round((2 + 3) / 2 / 2 * 1000 / 4)  # two opponents or three, by the learner's side
 
 
 @pytest.mark.parametrize("learner", ["striker", "goalie"])
@@ -209,6 +212,7 @@ def test_teams_that_win_together_are_printed() -> None:
         {"red": {"front": ["p_0"]}, "blue": {"front": "p_1"}},
         {"red": {"front": ["p_0"]}, "blue": {"front": {"back": ["p_1"]}}},
         {"red": {"front": ["p_0"], "back": ["p_0"]}, "blue": ["p_1"]},
+        {"red": {"x y": ["p_0"]}, "red x": {"y": ["p_1"]}},
     ],
 )
 def test_bad_teams(teams: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,6 +272,21 @@ def test_the_table_of_line_ups() -> None:
     assert table.labels == ["1+1", "5+-2", "-4+7", "0+2"]
     assert table.policies() == {"striker+goalie": [0, 1, 2, 3]}
     assert np.nansum(table.nash_weights()) == pytest.approx(1.0)
+
+
+def test_a_player_with_a_seat_on_two_sides_or_one() -> None:
+    """Three sides of two behaviours: x meets the pair of x and y from two sides, and y two of x from one."""
+    layout: Layout = (("r", "x", 1), ("g", "x", 1), ("b", "y", 1))
+    pair = make_player("pair", [policy(5, "x"), policy(3, "y")])
+    players = [policy(4, "x"), policy(4, "y"), pair, policy(5, "x"), policy(2, "x")]
+    pairs = [(0, 2), (1, 3), (1, 4)]
+    for order in (pairs, pairs[::-1]):
+        scores = play_pairs(Maker(layout), fighters(layout), players, order, 6, 0, deterministic=True)
+        found = dict(zip(order, scores.mean(axis=1).tolist(), strict=True))
+        assert found == {(0, 2): 0.5, (1, 3): 0.0, (1, 4): 1.0}
+    table = cross_play(Maker(layout), fighters(layout), players, 6, 0, deterministic=True)
+    assert table.games_per_score == 2
+    assert not np.isnan(table.scores[0, 2]).any()
 
 
 def test_a_mixture_of_line_ups_is_drawn_as_a_whole() -> None:
@@ -360,6 +379,15 @@ def test_a_run_of_several_behaviors(
     output = capsys.readouterr().out
     for side in sides:
         assert len(re.findall(f"^{re.escape(side)} of .*: score ", output, re.MULTILINE)) == 4
+
+
+def test_the_window_of_one_behaviour_alone(train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """The steps of two behaviours do not compare, so the age of the oldest opponent would mean nothing."""
+    with pytest.raises(SystemExit, match="2"):
+        train_selfplay(sac_selfplay, env_id="toy_sides", replay_opponents="window")
+    assert "error: --replay-opponents window takes a game in which the opp" in capsys.readouterr().err
+    matches = soccer_matches(2)
+    assert matches.rivals_of("striker") == {"striker", "goalie"}
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Train
+from toy_policies import make_pool
 
 from utils.games import Pursuit, Sumo
 from utils.matches import Matches, behavior_args, turn_ends
@@ -30,6 +31,23 @@ def test_turns_end_in_whole_cycles() -> None:
     assert ends(10**6, 10**6, 900) == [300, 900]  # at least one cycle, however long the turn
     assert len(ends(None, None, 3000)) == 20
     assert turn_ends(Sumo(1).teams, {"sumo": 512}, 1536) == [1536]  # one policy: one turn
+
+
+@pytest.mark.parametrize(("pursuers", "evader"), [(None, None), (100, 100), (900, 100)])
+def test_every_behaviour_learns_in_short_runs(pursuers: int | None, evader: int | None, capsys: Capture) -> None:
+    """A turn has an iteration or more, so each begins one; where there are too few iterations, a warning says so."""
+    pools = {"pursuers": make_pool(marks=1), "evader": make_pool(marks=1)}
+    for iterations in range(6, 60):
+        teams, stride = Pursuit(1).teams, 64
+        ends = turn_ends(teams, {"pursuers": pursuers, "evader": evader}, iterations * stride, stride)
+        matches = Matches(teams, 1, pools, ends)
+        learners = [matches.learner_at(i * stride) for i in range(iterations)]
+        assert len([1 for i, name in enumerate(learners) if learners[i - 1 : i] != [name]]) == len(ends)
+        assert ends[-1] == iterations * stride
+    assert capsys.readouterr().err == ""
+    assert turn_ends(Pursuit(1).teams, {"pursuers": None, "evader": None}, 64, 64) == [21, 64]
+    sentence = "--total-timesteps 64 is too few for a turn of each behaviour: pursuers, evader"
+    assert capsys.readouterr().err == f"warning: {sentence}\n"
 
 
 OWN: dict[str, dict[str, Any]] = {  # what a role needs to learn nothing

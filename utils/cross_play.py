@@ -196,26 +196,29 @@ def play_pairs(
         return np.empty((0, num_games))
     env = make_env(1)
     sides = [seatings(env, players[i], players[j]) for i, j in pairs]
-    num_seeds = -(-num_games // len(sides[0]))
+    most = max(map(len, sides))
+    num_seeds = -(-num_games // most)
     num_teams, total, allies = len(env.teams), len(pairs) * num_seeds, allies_of(env.teams)
     of_allies = np.array([[u in own for u in range(num_teams)] for own in allies])
     env.close()
     env = make_env(min(total, MAX_GAMES))
-    scores = np.zeros((len(sides[0]), total))
-    for k in range(len(sides[0])):
-        seats = np.array(
-            [[i if u in side[k] else j for u in range(num_teams)] for (i, j), side in zip(pairs, sides, strict=True)]
-        )
-        seats, first = seats.repeat(num_seeds, axis=0), np.array([side[k][0] for side in sides]).repeat(num_seeds)
+    scores = np.full((most, total), np.nan)
+    for k in range(most):
+        own = [
+            side[k % len(side)] for side in sides
+        ]  # a first player with fewer sides repeats one, which is not counted
+        counts = np.array([k < len(side) for side in sides]).repeat(num_seeds)
+        rows = [[i if u in side else j for u in range(num_teams)] for (i, j), side in zip(pairs, own, strict=True)]
+        seats, first = np.array(rows).repeat(num_seeds, axis=0), np.array([side[0] for side in own]).repeat(num_seeds)
         for start in range(0, total, env.num_games):
             games = np.arange(start, start + env.num_games)
             inside = games < total
             results = game_scores(play(env, agents, players, seats[games % total], seed + start, deterministic))
             results[:, of_allies] = np.nan
             means = np.nanmean(results[np.arange(env.num_games), first[games % total]], axis=1)
-            scores[k, games[inside]] = means[inside]
+            scores[k, games[inside]] = np.where(counts[games[inside]], means[inside], np.nan)
     env.close()
-    return scores.mean(axis=0).reshape(len(pairs), num_seeds)
+    return np.nanmean(scores, axis=0).reshape(len(pairs), num_seeds)
 
 
 @dataclass
@@ -226,7 +229,7 @@ class CrossPlay:
     scores: np.ndarray
     """(n, n, num_seeds): scores of row against column; nan where the two cannot meet"""
     games_per_score: int
-    """number of games that a score is the mean of"""
+    """number of games that a score is the mean of, at most"""
     ratings: np.ndarray
     low: np.ndarray
     high: np.ndarray
@@ -413,7 +416,7 @@ def cross_play(
         raise ValueError(
             "cross-play takes players who can meet, one on a team and the other on all others, and no two can"
         )
-    games_per_score = len(seatings(env, players[pairs[0][0]], players[pairs[0][1]]))
+    games_per_score = max(len(seatings(env, players[i], players[j])) for i, j in pairs)
     env.close()
     results = play_pairs(make_env, agents, players, pairs, num_games, seed, deterministic)
     scores = np.full((len(players), len(players), results.shape[1]), np.nan)

@@ -9,6 +9,18 @@ class TaskError(Exception):
     """An exception raised by the task's own code: its constructor, `reset` or `step`."""
 
 
+def describe_error(error: BaseException) -> str:
+    """The type and the text of an exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+
+
+def task_exception(error: BaseException | None) -> BaseException | None:
+    """The exception that the task's own code raised; None if the fault was found by this project, or in a process."""
+    while isinstance(error, TaskError) or str(error).startswith("environment "):  # what the project made of it
+        error = error.__cause__ if error is not None else None
+    return error
+
+
 class PartLost(Exception):
     """A process of the run has died with data that no other one has: the run goes on from its last checkpoint."""
 

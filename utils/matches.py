@@ -20,7 +20,7 @@ import numpy as np
 
 from utils.elo import elo_change, game_scores
 from utils.policy_stack import PolicyStack
-from utils.run import Limits, check_limits, check_types, fail, parse_json
+from utils.run import Limits, check_limits, check_types, fail, parse_json, warn
 from utils.snapshot_pool import Snapshot, SnapshotPool
 from utils.team_env import Team, TeamEnv, TeamStep, allies_of, legal_actions, sides_of
 
@@ -54,19 +54,25 @@ def behavior_args(args: ArgsT, teams: Sequence[Team], names: str, limits: Limits
     return found
 
 
-def turn_ends(teams: Sequence[Team], team_change: Mapping[str, int | None], total_steps: int) -> list[int]:
+def turn_ends(
+    teams: Sequence[Team], team_change: Mapping[str, int | None], total_steps: int, stride: int = 1
+) -> list[int]:
     """The game steps at which the turns of a run end, in whole cycles: each behaviour learns once in a cycle.
 
     A behaviour's turn has `team_change` learner steps, scaled so that the cycles fill the run; None: ten cycles of
     equal turns. A learner step is one agent's, so the turn of a larger team takes fewer game steps. If all teams share
-    one behaviour, it is one turn.
+    one behaviour, it is one turn. A turn has `stride` game steps or more, those of an iteration: there are fewer cycles
+    if the run is short. Warns if it is too short for one cycle.
     """
     sizes = {team.behavior: len(team.agents) for team in teams}
     if len(sizes) == 1:
         return [total_steps]
     lengths = np.array([(team_change[behavior] or 1) / size for behavior, size in sizes.items()])  # in game steps
     cycles = 10 if None in team_change.values() else max(1, round(total_steps / lengths.sum()))
-    shares = np.cumsum(lengths) / lengths.sum()
+    most = int(total_steps * lengths.min() / lengths.sum() / stride + 1e-9)
+    if most < 1:
+        warn(f"--total-timesteps {total_steps:,} is too few for a turn of each behaviour: {', '.join(sizes)}")
+    cycles, shares = max(1, min(cycles, most)), np.cumsum(lengths) / lengths.sum()
     return [round(total_steps * (cycle + share) / cycles) for cycle in range(cycles) for share in shares]
 
 
@@ -151,7 +157,7 @@ class Matches:
         self.sides = [t for t in sides if self.side in (self.team_names[t], self.side_names[t])] or sides
         if self.swaps_per_turn is not None:
             learners = self.sizes[self.sides[0]]
-            ghosts = self.sizes[self.opposes[self.sides[0]]].sum()
+            ghosts = np.mean([self.sizes[self.opposes[t]].sum() for t in self.sides])
             self.swap_steps = max(1, round(ghosts / learners * self.team_change[behavior] / self.swaps_per_turn))
         self.begin_anew()
 
@@ -302,9 +308,14 @@ class Matches:
         return np.array(list(map(min, steps)))
 
     def oldest_opponent(self) -> int:
-        """The step of the oldest snapshot that the learner's opponents can be."""
-        rivals = zip(self.behaviors, self.opposes[self.sides[0]], strict=True)
-        return min(self.rivals[behavior].snapshots[0].step for behavior, is_rival in rivals if is_rival)
+        """The step of the oldest snapshot that the learner's opponents can be; they must have one behaviour."""
+        (behavior,) = self.rivals_of(self.learner)
+        return self.rivals[behavior].snapshots[0].step
+
+    def rivals_of(self, behavior: str) -> set[str]:
+        """The behaviours of all teams that oppose a team of this behaviour."""
+        own = [t for t, b in enumerate(self.behaviors) if b == behavior]
+        return {b for t in own for b, is_rival in zip(self.behaviors, self.opposes[t], strict=True) if is_rival}
 
     def all_actions(
         self, env: TeamEnv, agents: Mapping[str, Any], obs: Sequence[np.ndarray], learner_actions: np.ndarray

@@ -40,7 +40,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn, Protocol, TextIO, TypeVar, get_type_hints
 
-from utils.errors import MAX_OBS_DIM, PartLost, TaskError, missing_package
+from utils.errors import MAX_OBS_DIM, PartLost, TaskError, describe_error, missing_package, task_exception
 
 try:
     import gymnasium as gym
@@ -205,7 +205,7 @@ def load_script(flag: str, folder: Path) -> ModuleType:
         scripts = {path.name: path for path in (*root.glob("*.py"), *root.glob("variants/*.py"))}
         return importlib.import_module(".".join(scripts[name].relative_to(root).with_suffix("").parts))
     except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"
+        reason = f"{describe_error(error)}"
         fail(f"{flag} takes a run folder with an args.json that names its script, and {folder} has none ({reason})")
 
 
@@ -237,6 +237,7 @@ def prepare(args: Any, limits: Limits) -> None:
     for name in ("stdout", "stderr"):
         if not isinstance(getattr(sys, name), Output):
             setattr(sys, name, Output(getattr(sys, name)))
+    warnings.filterwarnings("ignore", "overflow encountered in cast")  # of an observation, which is checked
     try:
         os.getcwd()
     except OSError as error:
@@ -299,6 +300,8 @@ def vectorize(
     """
     fns = [partial(TaskEnv, make_env, i, None if i else video) for i, make_env in enumerate(env_fns)]
     vector_class: Any = gym.vector.AsyncVectorEnv if args.vectorization == "async" else sync_class
+    if args.vectorization == "async":
+        gym.logger.min_level = 50  # else every process prints tracebacks of what is told in a sentence
     make = partial(vector_class, fns, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     if args.vectorization == "native":
         kwargs = parse_json("env-kwargs", args.env_kwargs)
@@ -319,24 +322,32 @@ class TaskEnv(gym.Wrapper):
         if isinstance(space, gym.spaces.Box) and math.prod(space.shape) > MAX_OBS_DIM:  # batches of it take minutes
             raise TaskError(str(space))
         super().__init__(env)
-        self.index, self.num_steps = index, 0
+        self.index, self.num_steps, self.obs_shape = index, 0, space.shape
 
     def reset(self, **kwargs: Any) -> Any:
         """Begins an episode."""
         try:
             return self.env.reset(**kwargs)
         except (Exception, SystemExit) as error:
-            raise RuntimeError(f"environment {self.index} in reset: {type(error).__name__}: {error}") from error
+            raise RuntimeError(f"environment {self.index} in reset: {describe_error(error)}") from error
 
     def step(self, action: Any) -> Any:
         """Takes a step."""
         self.num_steps += 1
         try:
             obs, reward, terminated, truncated = self.env.step(action)[:4]
-            return obs, reward.item() if isinstance(reward, np.ndarray) else reward, terminated, truncated, {}
+            reward = reward.item() if isinstance(reward, np.ndarray) else reward
         except (Exception, SystemExit) as error:
-            where = f"environment {self.index} in its step {self.num_steps:,}"
-            raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
+            raise RuntimeError(f"{self.place()}: {describe_error(error)}") from error
+        if np.shape(obs) != self.obs_shape:
+            raise TaskError(
+                f"{self.place()}: the observation must have the shape {self.obs_shape}, not {np.shape(obs)}"
+            )
+        return obs, reward, terminated, truncated, {}
+
+    def place(self) -> str:
+        """Where an error is."""
+        return f"environment {self.index} in its step {self.num_steps:,}"
 
 
 class TaskEnvs(gym.vector.VectorWrapper):
@@ -351,7 +362,7 @@ class TaskEnvs(gym.vector.VectorWrapper):
             fail(f"{takes} {obs_size}, and those of {env_id} are {error}")
         except (Exception, SystemExit) as error:  # raised by Gymnasium or by the task's own code
             hint = "; module:id imports the module that has the task" if isinstance(error, UNKNOWN_TASK) else ""
-            fail(f"--env-id {env_id} cannot be made: {type(error).__name__}: {one_line(error)}{hint}")
+            fail(f"--env-id {env_id} cannot be made: {describe_error(error)}{hint}")
         envs = self.env
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
         if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
@@ -393,7 +404,7 @@ class TaskEnvs(gym.vector.VectorWrapper):
         try:
             self.env.close(**kwargs)
         except (Exception, SystemExit) as error:  # the task's own code, or a process of it that is gone
-            warn(f"the environments cannot be closed: {type(error).__name__}: {one_line(error)}")
+            warn(f"the environments cannot be closed: {describe_error(error)}")
 
 
 UNKNOWN_TASK = (gym.error.NamespaceNotFound, gym.error.NameNotFound)
@@ -470,14 +481,22 @@ def tell_exception(args: Any, kind: type[BaseException], error: BaseException, t
         status = 128 + (stop_signals[0] if stop_signals else signal.SIGINT)
         sentence = f"stopped by signal {status - 128}"
     elif lacks_memory(error):
-        sentence = describe_memory(args, error)
+        status, sentence = 1 if trains else 2, describe_memory(args, error)
     elif isinstance(error, TaskError):
         sentence = f"--env-id {args.env_id} failed: {error}"
-    if not sentence or isinstance(error, TaskError):
+    if not sentence:
         traceback.print_exception(kind, error, trace)
+    print_task_traceback(error)
     if sentence:
         print(sentence if status > 128 else f"error: {sentence}", file=sys.stderr)
     raise SystemExit(status)
+
+
+def print_task_traceback(error: BaseException | None) -> None:
+    """Prints the traceback of an exception in the task's own code, for a TaskError that has one; not of `sys.exit`."""
+    cause = task_exception(error) if isinstance(error, TaskError) else None
+    if cause is not None and not isinstance(cause, SystemExit):
+        traceback.print_exception(cause)
 
 
 def check_memory(buffers: Mapping[str, "Buffer"]) -> None:
@@ -721,7 +740,7 @@ class Run:
         self.progress.close()
         failure, is_finished = "", error is None
         if isinstance(error, TaskError):
-            traceback.print_exception(error)
+            print_task_traceback(error)
             failure = f"--env-id {self.args.env_id} failed after step {self.global_step:,}: {error}"
         elif isinstance(error, (FloatingPointError, PartLost)):
             failure = str(error)  # the last checkpoint is the last good state
@@ -757,12 +776,13 @@ class Run:
 
     def close(self, terminate: bool) -> None:
         """Closes the environments and the loggers."""
+        is_killed = terminate and isinstance(self.envs, gym.vector.VectorEnv)
+        for process in multiprocessing.active_children() if is_killed else ():  # they do not hear SIGTERM
+            process.kill()
         try:
-            self.envs.close(
-                **({"terminate": True} if terminate and isinstance(self.envs, gym.vector.VectorEnv) else {})
-            )
+            self.envs.close(**({"terminate": True} if is_killed else {}))
         except Exception as error:  # the task's own code, or a process of it that is gone
-            warn(f"{self.args.env_id} cannot be closed: {type(error).__name__}: {error}")
+            warn(f"{self.args.env_id} cannot be closed: {describe_error(error)}")
         with suppress(OSError):  # `log` has warned of it
             self.writer.close()
         release_signals()  # nothing is left to lose: a signal ends a transfer that hangs
@@ -848,7 +868,7 @@ class Run:
                         part.load_state_dict(state["parts"][name])
                 break
             except UNREADABLE as error:
-                damaged[path] = f"{path.name}: {type(error).__name__}: {one_line(error)}"[:300]
+                damaged[path] = f"{path.name}: {describe_error(error)}"[:300]
         else:
             reason = "; ".join(damaged.values())
             fail(
@@ -899,6 +919,9 @@ def compiled(function: FunctionT, *example: Any) -> FunctionT:
         except RuntimeError as error:  # no C++ compiler, for example
             reason = str(error).splitlines()[0]
             torch._dynamo.reset()
+            importlib.import_module(
+                "torch._inductor.cpu_vec_isa"
+            ).valid_vec_isa_list.cache_clear()  # made with that trust
     warn(f"the update is slow, because it cannot be compiled: {reason}")
     return function
 
@@ -1003,7 +1026,7 @@ def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "evaluate") -
         if not all(x.isfinite().all() for x in all_tensors(parts)):
             raise ValueError("its weights are not finite numbers")
     except UNREADABLE as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"[:300]
+        reason = f"{describe_error(error)}"[:300]
         fail(f"--{flag} takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
 
 
@@ -1089,7 +1112,7 @@ def check_video(env_id: str, env_kwargs: dict[str, Any]) -> None:
                 env.reset()
                 frame = env.render()
     except Exception as error:  # each task, and each renderer, has its own errors
-        fail(f"--capture-video cannot render {env_id}: {type(error).__name__}: {one_line(error)}")
+        fail(f"--capture-video cannot render {env_id}: {describe_error(error)}")
     if not isinstance(frame, np.ndarray):
         fail(f"--capture-video takes a task that renders pictures, and {env_id} renders none")
 
@@ -1204,4 +1227,4 @@ def upload_model(folder: Path, args: Any, metrics: Mapping[str, float]) -> None:
         url = api.upload_folder(repo_id=repo_id, folder_path=folder, ignore_patterns=["wandb/*", "checkpoint*"])
         print(f"uploaded: {url}")
     except Exception as error:  # network, server and library each have their own errors, and none may cost the run
-        warn(f"--upload-model failed, and everything is still in {folder}: {type(error).__name__}: {one_line(error)}")
+        warn(f"--upload-model failed, and everything is still in {folder}: {describe_error(error)}")

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from utils.errors import MAX_OBS_DIM, TaskError, missing_package
+from utils.errors import MAX_OBS_DIM, TaskError, describe_error, missing_package
 from utils.run import fail, parse_json
 
 try:
@@ -203,11 +203,6 @@ class BadGame(ValueError):
     """A game that cannot be made or played here: a whole sentence."""
 
 
-def describe_error(error: BaseException) -> str:
-    """The type and the text of an exception in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
 @contextmanager
 def game_code(place: str) -> Iterator[None]:
     """Turns what the game's code raises into a TaskError that names the place."""
@@ -286,6 +281,8 @@ def read_teams(env_id: str, named: Mapping[str, Any], agents: list[str]) -> list
             groups.append(Group(side, "shared" if len(plain) > 1 else side, members))
         else:
             groups += [Group(f"{side} {behavior}", behavior, own, side) for behavior, own in members.items()]
+    if len({group.name for group in groups}) < len(groups):
+        raise BadGame(f"{env_id} takes --teams with different names, not {', '.join(group.name for group in groups)}")
     if sorted(agent for group in groups for agent in group.agents) != sorted(agents) or not all(
         g.agents for g in groups
     ):
@@ -395,8 +392,8 @@ def read_reward(agent: str, rewards: Mapping[str, Any]) -> float:
     try:
         reward = rewards.get(agent, 0.0)
         return float(reward.item() if isinstance(reward, np.ndarray) else reward)
-    except (TypeError, ValueError) as error:
-        raise TaskError(f"the reward of {agent} must be a number, not {rewards[agent]!r:.80}") from error
+    except (TypeError, ValueError):
+        raise TaskError(f"the reward of {agent} must be a number, not {rewards[agent]!r:.80}") from None
 
 
 ScriptedPlayer = Callable[[ParallelEnv, str, Any], Any]  # the game, an agent and its observation, to its action
@@ -443,7 +440,7 @@ class Seat:
         try:
             vector = np.asarray(flatten(self.obs_space, obs), dtype=np.float32)
         except Exception as error:
-            raise self._bad_obs(f"{obs!r:.80} ({describe_error(error)})") from error
+            raise self._bad_obs(f"{obs!r:.80} ({describe_error(error)})") from None
         if vector.size != self.obs_dim or (isinstance(self.obs_space, Discrete) and not self.obs_space.contains(obs)):
             raise self._bad_obs(f"{obs!r:.80}" if np.ndim(obs) == 0 else f"{vector.size} numbers")
         return vector
