@@ -536,11 +536,13 @@ def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Snaps
 # === Snapshots and turns ==============================================================================================
 
 
-def start_matches(all_args: dict[str, Args], env: TeamEnv, agents: Mapping[str, Agent], total_steps: int) -> Matches:
+def start_matches(
+    all_args: dict[str, Args], env: TeamEnv, agents: Mapping[str, Agent], total_steps: int, stride: int
+) -> Matches:
     """Games against the first snapshot of each behaviour, the initial policy."""
     args = next(iter(all_args.values()))
     team_change = {behavior: own.team_change for behavior, own in all_args.items()}
-    change_at = turn_ends(env.teams, team_change, total_steps, args.batch_size)
+    change_at = turn_ends(env.teams, team_change, total_steps, stride)
     draws = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng(args.seed)
     pools = {behavior: SnapshotPool(*draws, args.newest_share) for behavior in agents}
     for behavior, pool in pools.items():
@@ -599,7 +601,7 @@ def main(args: Args) -> Path:
     }
 
     # --- pools and ratings ---
-    matches = start_matches(all_args, env, agents, total_steps)
+    matches = start_matches(all_args, env, agents, total_steps, args.batch_size)
     pools = matches.pools
 
     best_scripted = scripted_players(env)[-1].name

@@ -615,11 +615,13 @@ def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Snaps
 # === Snapshots and turns ==============================================================================================
 
 
-def start_matches(all_args: dict[str, Args], env: TeamEnv, agents: Mapping[str, Agent], total_steps: int) -> Matches:
+def start_matches(
+    all_args: dict[str, Args], env: TeamEnv, agents: Mapping[str, Agent], total_steps: int, stride: int
+) -> Matches:
     """Games against the first snapshot of each behaviour, the initial policy."""
     args = next(iter(all_args.values()))
     team_change = {behavior: own.team_change for behavior, own in all_args.items()}
-    change_at = turn_ends(env.teams, team_change, total_steps, args.num_games)
+    change_at = turn_ends(env.teams, team_change, total_steps, stride)
     draws = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng(args.seed)
     pools = {behavior: SnapshotPool(*draws, args.newest_share) for behavior in agents}
     for behavior, pool in pools.items():
@@ -629,8 +631,6 @@ def start_matches(all_args: dict[str, Args], env: TeamEnv, agents: Mapping[str, 
     rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
     matches = Matches(env.teams, args.num_games, pools, change_at, *rules, load_rivals(args, load_run, env))
     matches.mix_in(scripted_by_behavior(env), args.scripted_share, args.current_share, args.initial_elo)
-    if args.replay_opponents == "window" and any(len(matches.rivals_of(behavior)) > 1 for behavior in agents):
-        fail("--replay-opponents window takes a game in which the opponents of each team share a behaviour")
     return matches
 
 
@@ -682,7 +682,9 @@ def main(args: Args) -> Path:
     buffers = {team.behavior: ReplayBuffer(args.buffer_size, team, device) for team in env.teams}
 
     # --- pools and ratings ---
-    matches = start_matches(all_args, env, agents, total_steps)
+    matches = start_matches(all_args, env, agents, total_steps, args.num_games)
+    if args.replay_opponents == "window" and any(len(matches.rivals_of(behavior)) > 1 for behavior in agents):
+        fail("--replay-opponents window takes a game in which the opponents of each team share a behaviour")
     pools = matches.pools
     game_steps, num_updates = dict.fromkeys(agents, 0), dict.fromkeys(agents, 0)
 
