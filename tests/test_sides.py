@@ -396,6 +396,7 @@ def test_a_resumed_run_with_allies(selfplay: ModuleType, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy_sides.py").write_text(Path(toy_sides.__file__).read_text())
     flags = words(selfplay, env_id="toy_sides", team_change=100, checkpoint_freq=400, total_timesteps=2000)
+    flags += ["--replay-opponents", "all"] if selfplay is sac_selfplay else []
     assert run(selfplay, *flags) == 0, Path("out.txt").read_text()
     whole = only_run().rename("whole")
     pid = start(selfplay, *flags)
