@@ -316,7 +316,9 @@ def test_a_vectorised_game_that_breaks_down_later(fault: str, message: str) -> N
         env.step(random_actions(env))
 
 
-@pytest.mark.parametrize("error", ["SystemExit(0)", "AttributeError('no such thing')", "ValueError('in two\\nlines')"])
+@pytest.mark.parametrize(
+    "error", ["SystemExit(0)", "BaseException(0)", "AttributeError('no such thing')", "ValueError('in two\\nlines')"]
+)
 @pytest.mark.parametrize("place", ["parallel_env", "possible_agents", "observation_space", "module"])
 def test_whatever_a_game_raises_while_it_is_made(
     error: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -339,7 +341,7 @@ def test_whatever_a_game_raises_while_it_is_made(
 
 
 def test_a_game_that_exits() -> None:
-    """A game's sys.exit ends no run of ours with status 0."""
+    """Neither `sys.exit` nor another exception that is no Exception ends a run of ours with status 0."""
 
     class Exits(toy_games.Planned):
         def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -349,7 +351,7 @@ def test_a_game_that_exits() -> None:
 
         def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
             if self.game == 0:
-                sys.exit("the end")
+                raise BaseException("the end")
             return super().reset(seed)
 
     game = Exits(DUEL, [{}] * 2)
@@ -360,7 +362,7 @@ def test_a_game_that_exits() -> None:
         env.step(random_actions(env))
     game.game, game.plan = -1, [{}]
     env.reset(0)
-    with pytest.raises(TaskError, match="^environment 0 in reset: SystemExit: the end"):
+    with pytest.raises(TaskError, match="^environment 0 in reset: BaseException: the end"):
         env.step(random_actions(env))
 
 

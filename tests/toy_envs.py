@@ -108,14 +108,14 @@ gym.register("Nested-v0", entry_point="toy_envs:Nested", max_episode_steps=20)
 gym.register("Unbounded-v0", entry_point="toy_envs:Unbounded")
 gym.register("Huge-v0", entry_point="toy_envs:Huge")
 gym.register("Forever-v0", entry_point="toy_envs:Forever")
-for error in (ValueError, FileNotFoundError, AttributeError, SystemExit):
+for error in (ValueError, FileNotFoundError, AttributeError, SystemExit, BaseException):
     gym.register(f"{error.__name__}-v0", entry_point=partial(refuse, error))
 for autoreset_mode in AutoresetMode:
     creator = partial(make_vector, autoreset_mode)  # takes num_envs, as `gym.make_vec` passes it
     gym.register(f"Counting{autoreset_mode.value}-v0", vector_entry_point=creator)
 
 
-FAULTS = {"step": ZeroDivisionError, "exit": SystemExit}  # raised inside `step`
+FAULTS = {"step": ZeroDivisionError, "exit": SystemExit, "panic": BaseException}  # raised inside `step`
 
 
 class Faulty(gym.Env):

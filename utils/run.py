@@ -328,7 +328,9 @@ class TaskEnv(gym.Wrapper):
         """Begins an episode."""
         try:
             return self.env.reset(**kwargs)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, and what code in other languages raises
             raise RuntimeError(f"environment {self.index} in reset: {describe_error(error)}") from error
 
     def step(self, action: Any) -> Any:
@@ -337,7 +339,9 @@ class TaskEnv(gym.Wrapper):
         try:
             obs, reward, terminated, truncated = self.env.step(action)[:4]
             reward = reward.item() if isinstance(reward, np.ndarray) else reward
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise RuntimeError(f"{self.place()}: {describe_error(error)}") from error
         if np.shape(obs) != self.obs_shape:
             raise TaskError(
@@ -360,7 +364,9 @@ class TaskEnvs(gym.vector.VectorWrapper):
             super().__init__(make())
         except TaskError as error:
             fail(f"{takes} {obs_size}, and those of {env_id} are {error}")
-        except (Exception, SystemExit) as error:  # raised by Gymnasium or by the task's own code
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # raised by Gymnasium or by the task's own code
             hint = "; module:id imports the module that has the task" if isinstance(error, UNKNOWN_TASK) else ""
             fail(f"--env-id {env_id} cannot be made: {describe_error(error)}{hint}")
         envs = self.env
@@ -711,9 +717,7 @@ class Run:
             import wandb
 
             assert wandb.run is not None
-            step = max(
-                global_step, self.log_step
-            )  # W&B takes no point that is late, as an evaluation beside the training
+            step = max(global_step, self.log_step)  # W&B takes no late point, as of an evaluation beside the training
             if step >= wandb.run.step:  # else W&B had it before the run was killed and resumed
                 wandb.log(metrics, step=step)
         try:
@@ -814,7 +818,7 @@ class Run:
             try:
                 write_file(self.folder / "model.pt", to_bytes(model | facts))
             except OSError as error:
-                warn(f"no model.pt: {error}")
+                warn(f"model.pt could not be written: {error}")
                 is_written = False
         return self.save_checkpoint(is_finished) and is_written
 
@@ -919,9 +923,8 @@ def compiled(function: FunctionT, *example: Any) -> FunctionT:
         except RuntimeError as error:  # no C++ compiler, for example
             reason = str(error).splitlines()[0]
             torch._dynamo.reset()
-            importlib.import_module(
-                "torch._inductor.cpu_vec_isa"
-            ).valid_vec_isa_list.cache_clear()  # made with that trust
+            isa = importlib.import_module("torch._inductor.cpu_vec_isa")
+            isa.valid_vec_isa_list.cache_clear()  # it was made with that trust
     warn(f"the update is slow, because it cannot be compiled: {reason}")
     return function
 
@@ -1058,10 +1061,8 @@ class BufferFiles:
 
     def __init__(self, buffer: Buffer, folder: Path) -> None:
         self.buffer, self.folder = buffer, folder
-        self.files: list[
-            tuple[int, int]
-        ] = []  # of the newest checkpoint: the first transition, and the one after the last
-        self.previous: list[tuple[int, int]] = []  # of the checkpoint before
+        # Of the newest checkpoint, and of the one before: the first transition of a file, and the one after its last.
+        self.files, self.previous = list[tuple[int, int]](), list[tuple[int, int]]()
 
     def rows(self, start: int, stop: int, column: Tensor) -> Tensor:
         """The rows of these transitions."""

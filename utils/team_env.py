@@ -210,7 +210,9 @@ def game_code(place: str) -> Iterator[None]:
         yield
     except TaskError as error:
         raise TaskError(f"{place}: {error}") from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, and what code in other languages raises
         raise TaskError(f"{place}: {describe_error(error)}") from error
 
 
@@ -676,9 +678,9 @@ def refusal(message: str) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # PettingZoo announces a registry that few games are in
             yield
-    except BadGame:
+    except (BadGame, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise BadGame(f"{message}: {describe_error(error)}") from error
     finally:
         if folder in sys.path:  # else the module itself has removed it
