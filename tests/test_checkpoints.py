@@ -45,12 +45,12 @@ LIVELY: dict[str, dict[str, Any]] = {
     | {"buffer_size": 300, "total_timesteps": 900, "checkpoint_freq": 60, "eval_freq": 400, "eval_episodes": 2}
     | {"norm_obs": True, "log_freq": 50, "updates_per_step": 0.3},
     "ppo_selfplay": {"env_id": "pursuit", "num_games": 8, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
-    | {"total_timesteps": 6000, "save_steps": 500, "window": 3, "team_change": 1250, "checkpoint_freq": 400}
-    | {"eval_freq": 2500, "eval_games": 2, "cross_play_games": 2, "cross_play_snapshots": 2, "swap_steps": 90},
+    | {"total_timesteps": 3200, "save_steps": 250, "window": 3, "team_change": 800, "checkpoint_freq": 400}
+    | {"eval_freq": 2000, "eval_games": 2, "cross_play_games": 2, "cross_play_snapshots": 2, "swap_steps": 90},
     "sac_selfplay": {"env_id": "pursuit", "num_games": 8, "learning_starts": 80, "batch_size": 32, "buffer_size": 900}
-    | {"total_timesteps": 3000, "save_steps": 300, "window": 3, "team_change": 700, "checkpoint_freq": 250}
-    | {"norm_obs": True, "eval_freq": 1200, "eval_games": 2, "cross_play_games": 2, "cross_play_snapshots": 2}
-    | {"log_freq": 300, "replay_opponents": "window", "updates_per_step": 0.1},
+    | {"total_timesteps": 1600, "save_steps": 150, "window": 3, "team_change": 400, "checkpoint_freq": 200}
+    | {"norm_obs": True, "eval_freq": 1000, "eval_games": 2, "cross_play_games": 2, "cross_play_snapshots": 2}
+    | {"log_freq": 200, "replay_opponents": "window", "updates_per_step": 0.1},
 }
 
 
@@ -208,10 +208,10 @@ def test_killed_at_random_moments(any_script: ModuleType, calm: dict[str, Any]) 
         last = next(Path("runs").glob("*/checkpoint.pt"), None)
         if last is not None and torch.load(last, weights_only=True)["is_finished"]:  # begin another run
             assert_same(calm, everything(only_run()))
-            only_run().rename(f"finished-{kills}")
+            only_run().rename(f"finished-{time.monotonic_ns()}")
         has_checkpoint = any(list(Path("runs").glob(f"*/checkpoint.{name}pt")) for name in ("", "next.", "previous."))
         for folder in list(Path("runs").glob("*")) if not has_checkpoint else ():
-            folder.rename(f"too-early-{kills}")
+            folder.rename(f"too-early-{time.monotonic_ns()}")
         command = ["--resume", str(only_run())] if has_checkpoint else argv
         resumed += has_checkpoint
     assert run(any_script, *command) == 0, Path("out.txt").read_text()

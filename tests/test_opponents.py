@@ -266,7 +266,7 @@ def test_a_run_against_frozen_policies(selfplay: ModuleType, train_selfplay: Tra
 def test_a_resumed_run_against_frozen_policies(selfplay: ModuleType, train_selfplay: Train) -> None:
     """Killed and resumed, it equals one that went on, ratings of the opponents included."""
     victim = train_selfplay(selfplay, total_timesteps=256, norm_obs=True).rename("victim")
-    flags = {"opponents": "victim", "policy": "uniform", "checkpoint_freq": 400, "total_timesteps": 3000}
+    flags = {"opponents": "victim", "policy": "uniform", "checkpoint_freq": 400, "total_timesteps": 1600}
     flags |= {"scripted_share": 0.3, "current_share": 0.2}
     assert run(selfplay, *words(selfplay, env_id="sumo", **flags)) == 0, Path("out.txt").read_text()
     whole = only_run().rename("whole")

@@ -252,7 +252,8 @@ def test_total_timesteps_are_rounded_up(script: ModuleType, train: Train, capsys
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "InvertedPendulum-v5"])
 def test_video(script: ModuleType, train: Train, env_id: str) -> None:
     """Of evaluations during training, at its end, and of a saved model; a decoder reads them."""
-    folder = train(script, env_id=env_id, capture_video=True, eval_freq=128, eval_episodes=1)
+    short = {"env_kwargs": '{"max_episode_steps": 40}', "eval_freq": 128, "eval_episodes": 1}
+    folder = train(script, env_id=env_id, capture_video=True, **short)
     evaluate(script, folder, "--capture-video")
     videos = {path.name: path for path in (folder / "videos").glob("*.mp4")}
     assert {"step-128-episode-0.mp4", "final-episode-0.mp4", "evaluate-episode-0.mp4"} <= set(videos)

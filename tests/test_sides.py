@@ -395,7 +395,7 @@ def test_a_resumed_run_with_allies(selfplay: ModuleType, tmp_path: Path, monkeyp
     """Killed and resumed, it equals one that went on."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy_sides.py").write_text(Path(toy_sides.__file__).read_text())
-    flags = words(selfplay, env_id="toy_sides", team_change=100, checkpoint_freq=400, total_timesteps=2000)
+    flags = words(selfplay, env_id="toy_sides", team_change=100, checkpoint_freq=400, total_timesteps=1200)
     flags += ["--replay-opponents", "all"] if selfplay is sac_selfplay else []
     assert run(selfplay, *flags) == 0, Path("out.txt").read_text()
     whole = only_run().rename("whole")
@@ -409,13 +409,13 @@ def test_a_resumed_run_with_allies(selfplay: ModuleType, tmp_path: Path, monkeyp
 @pytest.mark.slow
 def test_team_mates_learn_together(train_selfplay: Train) -> None:
     """A side whose strikers alone have learned scores 0.79 against random play, and 0.74 with its goalie alone."""
-    flags: dict[str, Any] = {
-        "num_games": 64,
-        "num_steps": 16,
-        "num_minibatches": 4,
-        "update_epochs": 4,
-        "total_timesteps": 60_000,
+    flags: dict[str, Any] = {"num_games": 64, "num_steps": 8, "num_minibatches": 4, "update_epochs": 4}
+    flags |= {
+        "total_timesteps": 24_000,
+        "env_id": "toy_sides",
+        "save_steps": 2_000,
+        "eval_games": 200,
+        "learning_rate": 3e-3,
     }
-    flags |= {"env_id": "toy_sides", "save_steps": 2_000, "eval_games": 200, "learning_rate": 3e-3}
     curves = read_scalars(train_selfplay(ppo_selfplay, **flags))
     assert curves["eval/Striker+Goalie_score_vs_random"][-1][1] > 0.87
