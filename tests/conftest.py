@@ -41,6 +41,12 @@ TINY: dict[str, dict[str, Any]] = {
 Train = Callable[..., Path]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """With `-n auto` one process more than cores: many tests wait for other processes."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.fixture(autouse=True)
 def process_state() -> Iterator[None]:
     """Undoes what a script's `main` changes in the process: signal handlers, and how it treats subnormal numbers."""

@@ -600,7 +600,7 @@ def test_a_machine_is_removed_in_the_middle(ray_processes: Callable[[], dict[int
     program.wait_for(lambda: "has died, and a new process is in its place" in Path("out.txt").read_text())
     enough = checkpoint()["global_step"] + 800
     program.wait_for(lambda: checkpoint()["global_step"] >= enough)
-    assert sum(command.startswith("ray::RolloutWorker") for command in ray_processes().values()) == 4
+    program.wait_for(lambda: sum(x.startswith("ray::RolloutWorker") for x in ray_processes().values()) == 4)
     program.process.send_signal(signal.SIGTERM)
     status, printed = program.end()
     assert status == 143, printed
