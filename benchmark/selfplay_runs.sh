@@ -29,10 +29,12 @@ case $1 in
         done
         ;;
     pursuit)
-        run ppo_pursuit ppo_selfplay.py pursuit "1 2 3 4 5" --total-timesteps 5000000 --opponent-sampling uniform
+        run ppo_pursuit ppo_selfplay.py pursuit "1 2 3 4 5" --total-timesteps 5000000
         run ppo_pursuit_latest ppo_selfplay.py pursuit "1 2 3 4 5" --total-timesteps 5000000 --play-against-latest-model-ratio 1
-        run sac_pursuit sac_selfplay.py pursuit "1 2" --total-timesteps 2000000
+        run sac_pursuit sac_selfplay.py pursuit "11 12 13 14 15" --total-timesteps 2000000
         tables selfplay_pursuit "*_pursuit*" sweeps/ppo_pursuit{,_latest}/runs/*
+        python -m benchmark.selfplay exploitability sweeps/*_pursuit*/runs/* --policies last --steps 2000000 \
+            --csv "$repository/benchmark/results/selfplay_pursuit/exploitability.csv"
         ;;
     builds)
         for entropy in 0 0.01; do
