@@ -24,6 +24,8 @@ case $1 in
         run sac_sumo_discrete sac_selfplay.py sumo 1 --env-kwargs '{"actions": "discrete"}'
         run sac_sumo_multidiscrete sac_selfplay.py sumo 1 --env-kwargs '{"actions": "multidiscrete"}'
         tables selfplay_sumo "*_sumo*" sweeps/ppo_sumo{,_latest,_uniform}/runs/*
+        python -m benchmark.selfplay exploitability sweeps/{ppo_sumo{,_latest},sac_sumo,*discrete}/runs/* --policies last --steps 2000000 \
+            --csv "$repository/benchmark/results/selfplay_sumo/exploitability.csv"
         for end in csv png; do
             cp sweeps/ppo_sumo/runs/sumo__ppo_sumo__1__*/cross_play.$end "$repository/benchmark/results/selfplay_sumo/cross_play.$end"
         done
