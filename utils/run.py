@@ -913,8 +913,9 @@ def compiled(function: FunctionT, *example: Any) -> FunctionT:
     has_trace = hasattr(torch._dynamo.config, "trace_autograd_ops")
     if has_trace:
         torch._dynamo.config.trace_autograd_ops = True  # otherwise torch.autograd.grad is not compiled
-    for trust in (True, None) if has_trace else ():  # True: no test of the processor's instructions, which takes time
-        torch._inductor.config.cpp.vec_isa_ok = trust
+    torch._inductor.config.cpp.vec_isa_ok = True  # no test of the processor's vector instructions, which takes time
+    for simdlen in (None, 1) if has_trace else ():  # 1: without them, for a compiler that does not know them
+        torch._inductor.config.cpp.simdlen = simdlen
         try:
             result: Any = torch.compile(function)
             result(*example)
@@ -923,8 +924,6 @@ def compiled(function: FunctionT, *example: Any) -> FunctionT:
         except RuntimeError as error:  # no C++ compiler, for example
             reason = str(error).splitlines()[0]
             torch._dynamo.reset()
-            isa = importlib.import_module("torch._inductor.cpu_vec_isa")
-            isa.valid_vec_isa_list.cache_clear()  # it was made with that trust
     warn(f"the update is slow, because it cannot be compiled: {reason}")
     return function
 
