@@ -20,7 +20,6 @@ Deviations from ML-Agents:
 - Snapshots that the learner does not beat yet are drawn more often (prioritised fictitious self-play, AlphaStar).
 - When the turn passes to another role all games begin anew, and the role that has learned leaves a snapshot.
 - Discrete and MultiDiscrete actions with masks: one categorical distribution a branch, log-probabilities summed.
-- Each role has its own policy, optimiser, pool and rating.
 - At a checkpoint games are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
 """
 
@@ -38,9 +37,9 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from utils.cross_play import scripted_by_behavior, scripted_players
+from utils.cross_play import scripted_players
 from utils.evaluation import evaluate_run, initialize, load_policies, load_rivals, play_table, score_policies
-from utils.matches import Matches, behavior_args, turn_ends
+from utils.matches import Matches, behavior_args, start_matches
 from utils.run import Run, compiled, fail, parse_args, prepare, read_args
 from utils.snapshot_pool import SnapshotPool
 from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_games
@@ -536,25 +535,6 @@ def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Snaps
 # === Snapshots and turns ==============================================================================================
 
 
-def start_matches(
-    all_args: dict[str, Args], env: TeamEnv, agents: Mapping[str, Agent], total_steps: int, stride: int
-) -> Matches:
-    """Games against the first snapshot of each behaviour, the initial policy."""
-    args = next(iter(all_args.values()))
-    team_change = {behavior: own.team_change for behavior, own in all_args.items()}
-    change_at = turn_ends(env.teams, team_change, total_steps, stride)
-    draws = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng(args.seed)
-    pools = {behavior: SnapshotPool(*draws, args.newest_share) for behavior in agents}
-    for behavior, pool in pools.items():
-        pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
-    game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
-    turn_steps = {behavior: n or change_at[0] * len(env.teams[0].agents) for behavior, n in team_change.items()}
-    rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
-    matches = Matches(env.teams, args.num_games, pools, change_at, *rules, load_rivals(args, load_run, env))
-    matches.mix_in(scripted_by_behavior(env), args.scripted_share, args.current_share, args.initial_elo)
-    return matches
-
-
 def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bool:
     """Takes a snapshot of the learner if one is due, then gives the turn to the next learner; says if it took one."""
     learner, next_learner = matches.learner, matches.learner_at(global_step)
@@ -601,12 +581,11 @@ def main(args: Args) -> Path:
     }
 
     # --- pools and ratings ---
-    matches = start_matches(all_args, env, agents, total_steps, args.batch_size)
-    pools = matches.pools
+    rivals = load_rivals(args, load_run, env)  # the policies of --opponents, if there are any
+    matches = start_matches(all_args, env, agents, total_steps, args.batch_size, rivals)
 
-    best_scripted = scripted_players(env)[-1].name
-    parts: dict[str, Any] = {"evaluate_with": f"--against {best_scripted} --capture-video"}
-    parts["model"] = {"agent": agents, "pool": pools}
+    parts: dict[str, Any] = {"evaluate_with": f"--against {scripted_players(env)[-1].name} --capture-video"}
+    parts["model"] = {"agent": agents, "pool": matches.pools}
     parts["rest"] = {"optimizer": optimizers, "matches": matches}
     with Run(args, env, total_steps, stride=args.batch_size, **parts) as run:
         gradient: Gradient = compute_update_gradient
@@ -678,7 +657,7 @@ def main(args: Args) -> Path:
                 run.log(evaluate(agents, args), global_step)
         matches.add_final_snapshots(agents, args.save_steps)
         run.log(evaluate(agents, args, run.folder if args.capture_video else None), total_steps)
-        play_table(args, make_env, agents, pools, run.folder, run)
+        play_table(args, make_env, agents, matches.pools, run.folder, run)
     return run.folder
 
 

@@ -26,7 +26,6 @@ Deviations from ML-Agents:
   at most 1, and games would be drawn out or cut short.
 - Discrete and MultiDiscrete actions with masks: a head, an entropy coefficient and a target entropy a branch, as in
   ML-Agents, and means over branches. The target depends on the number of legal actions.
-- Each role has its own policy, optimiser, pool and rating.
 - At a checkpoint games are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
 """
 
@@ -46,9 +45,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from utils.cross_play import scripted_by_behavior, scripted_players
+from utils.cross_play import scripted_players
 from utils.evaluation import evaluate_run, initialize, load_policies, load_rivals, play_table, score_policies
-from utils.matches import Matches, behavior_args, turn_ends
+from utils.matches import Matches, behavior_args, start_matches
 from utils.run import Run, compiled, fail, parse_args, prepare, read_args
 from utils.snapshot_pool import SnapshotPool
 from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_games, next_legal_actions
@@ -138,9 +137,8 @@ LIMITS = {
     "gamma tau play_against_latest_model_ratio scripted_share current_share": (0, 1),
     "eval_games num_games": (1, 100_000),
     "batch_size": (1, 10_000_000),
-    "total_timesteps buffer_size save_steps team_change": (1, 1e12),
     "cross_play_games": (0, 100_000),
-    "policy_frequency target_network_frequency log_freq": (1, 1e12),
+    "total_timesteps buffer_size save_steps team_change policy_frequency target_network_frequency log_freq": (1, 1e12),
     "eval_freq checkpoint_freq swap_steps exploitability learning_starts updates_per_step": (0, 1e12),
     "policy_lr q_lr alpha_lr target_entropy_scale discrete_target_entropy_scale": (0, 1e12),
     "window cross_play_snapshots": (1, 10_000),
@@ -615,25 +613,6 @@ def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, Snaps
 # === Snapshots and turns ==============================================================================================
 
 
-def start_matches(
-    all_args: dict[str, Args], env: TeamEnv, agents: Mapping[str, Agent], total_steps: int, stride: int
-) -> Matches:
-    """Games against the first snapshot of each behaviour, the initial policy."""
-    args = next(iter(all_args.values()))
-    team_change = {behavior: own.team_change for behavior, own in all_args.items()}
-    change_at = turn_ends(env.teams, team_change, total_steps, stride)
-    draws = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng(args.seed)
-    pools = {behavior: SnapshotPool(*draws, args.newest_share) for behavior in agents}
-    for behavior, pool in pools.items():
-        pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
-    game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
-    turn_steps = {behavior: n or change_at[0] * len(env.teams[0].agents) for behavior, n in team_change.items()}
-    rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
-    matches = Matches(env.teams, args.num_games, pools, change_at, *rules, load_rivals(args, load_run, env))
-    matches.mix_in(scripted_by_behavior(env), args.scripted_share, args.current_share, args.initial_elo)
-    return matches
-
-
 def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bool:
     """Takes a snapshot of the learner if one is due, then gives the turn to the next learner; says if it took one."""
     learner, next_learner = matches.learner, matches.learner_at(global_step)
@@ -682,16 +661,14 @@ def main(args: Args) -> Path:
     buffers = {team.behavior: ReplayBuffer(args.buffer_size, team, device) for team in env.teams}
 
     # --- pools and ratings ---
-    matches = start_matches(all_args, env, agents, total_steps, args.num_games)
+    rivals = load_rivals(args, load_run, env)  # the policies of --opponents, if there are any
+    matches = start_matches(all_args, env, agents, total_steps, args.num_games, rivals)
     if args.replay_opponents == "window" and any(len(matches.rivals_of(behavior)) > 1 for behavior in agents):
         fail("--replay-opponents window takes a game in which the opponents of each team share a behaviour")
-    pools = matches.pools
     game_steps, num_updates = dict.fromkeys(agents, 0), dict.fromkeys(agents, 0)
 
-    best_scripted = scripted_players(env)[-1].name
-    parts: dict[str, Any] = {"evaluate_with": f"--against {best_scripted} --capture-video"}
-    parts["model"] = {"agent": agents, "pool": pools}
-    parts["buffers"] = buffers
+    parts: dict[str, Any] = {"evaluate_with": f"--against {scripted_players(env)[-1].name} --capture-video"}
+    parts["model"], parts["buffers"] = {"agent": agents, "pool": matches.pools}, buffers
     parts["rest"] = {"window": {behavior: buffer.window for behavior, buffer in buffers.items()}, "matches": matches}
     parts["rest"] |= {"optimizer": all_optimizers, "game_steps": game_steps, "num_updates": num_updates}
     with Run(args, env, total_steps, stride=args.num_games, **parts) as run:
@@ -767,7 +744,7 @@ def main(args: Args) -> Path:
                 run.log(evaluate(agents, args), global_step)
         matches.add_final_snapshots(agents, args.save_steps)
         run.log(evaluate(agents, args, run.folder if args.capture_video else None), total_steps)
-        play_table(args, make_env, agents, pools, run.folder, run)
+        play_table(args, make_env, agents, matches.pools, run.folder, run)
     return run.folder
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from utils.cross_play import scripted_by_behavior
 from utils.elo import elo_change, game_scores
 from utils.policy_stack import PolicyStack
 from utils.run import Limits, check_limits, check_types, fail, parse_json, warn
@@ -402,3 +403,31 @@ class Matches:
             self.warn_of_short_swaps(metrics["charts/episodic_length"])
         self.finished, self.lengths = [], []
         return metrics
+
+
+def start_matches(
+    all_args: Mapping[str, Any],
+    env: TeamEnv,
+    agents: Mapping[str, Any],
+    total_steps: int,
+    stride: int,
+    rivals: Mapping[str, SnapshotPool] | None = None,
+) -> Matches:
+    """The games of a run of `total_steps` game steps, against the first snapshot of each behaviour, its initial policy.
+
+    `all_args` are the arguments of each behaviour (`behavior_args`), `stride` the game steps of an iteration, and
+    `rivals` the policies of --opponents.
+    """
+    args = next(iter(all_args.values()))
+    draws = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng(args.seed)
+    pools = {behavior: SnapshotPool(*draws, args.newest_share) for behavior in agents}
+    for behavior, pool in pools.items():
+        pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
+    team_change = {behavior: own.team_change for behavior, own in all_args.items()}
+    change_at = turn_ends(env.teams, team_change, total_steps, stride)
+    turn_steps = {behavior: n or change_at[0] * len(env.teams[0].agents) for behavior, n in team_change.items()}
+    game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
+    rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
+    matches = Matches(env.teams, args.num_games, pools, change_at, *rules, rivals)
+    matches.mix_in(scripted_by_behavior(env), args.scripted_share, args.current_share, args.initial_elo)
+    return matches

@@ -107,8 +107,7 @@ LIMITS = {
     "worker_cpus": (0, 1000),
     "eval_episodes num_envs": (1, 100_000),
     "batch_size": (1, 10_000_000),
-    "total_timesteps buffer_size": (1, 1e12),
-    "policy_frequency target_network_frequency log_freq": (1, 1e12),
+    "total_timesteps buffer_size policy_frequency target_network_frequency log_freq": (1, 1e12),
     "eval_freq checkpoint_freq learning_starts updates_per_step": (0, 1e12),
     "policy_lr q_lr alpha_lr target_entropy_scale": (0, 1e12),
     "alpha": (1e-9, 1e9),
@@ -368,16 +367,10 @@ def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor
     mean, log_std = agent.actor(obs)
     actions, log_prob = sample_actions(mean, log_std, noise)
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(obs, actions).amin(0)).mean()
-    metrics = {
-        "losses/actor_loss": actor_loss,
-        "losses/entropy": -log_prob.mean(),
-        "losses/action_magnitude": actions.abs().mean(),
-    }
-    return (
-        actor_loss,
-        log_prob,
-        metrics | {"losses/policy_mean": mean.mean(), "losses/policy_std": log_std.exp().mean()},
-    )
+    metrics = {"losses/actor_loss": actor_loss, "losses/entropy": -log_prob.mean()}
+    metrics |= {"losses/action_magnitude": actions.abs().mean(), "losses/policy_mean": mean.mean()}
+    metrics["losses/policy_std"] = log_std.exp().mean()
+    return actor_loss, log_prob, metrics
 
 
 def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
