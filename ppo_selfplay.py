@@ -3,8 +3,9 @@
 The algorithm is that of `ppo_continuous.py` (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7 and 9;
 Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). `diff ppo_continuous.py ppo_selfplay.py` shows that
 GAE, losses and update are the same; what self-play adds is in "Snapshots and turns" and in the lines of `main` with
-`matches`. It follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves, and roles take turns to
-learn. `docs/selfplay.md` explains how opponents are chosen and rated, why some defaults differ, and has the results.
+`matches`. It follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one
+policy with its own optimiser, pool and rating; the *learner* is the behaviour whose turn it is to learn.
+`docs/selfplay.md` explains how opponents are chosen and rated, why some defaults differ, and has the results.
 
     python ppo_selfplay.py
     python ppo_selfplay.py --env-id pursuit
@@ -16,9 +17,9 @@ Deviations from ML-Agents:
 - Each parallel game has its own opponents, drawn when it begins and kept until it ends. All act in one batched pass.
 - A result is credited to the snapshot that played; ML-Agents credits the opponent that plays when the result arrives.
 - The outcome is read by one rule (`utils/team_env.py`), so games with any rewards can be rated.
-- The newest opponent is the newest snapshot, not the learner itself, so every game is rated.
+- The newest opponent is the newest snapshot, not the learner itself, so games against it are rated.
 - Snapshots that the learner does not beat yet are drawn more often (prioritised fictitious self-play, AlphaStar).
-- When the turn passes to another role all games begin anew, and the role that has learned leaves a snapshot.
+- When the turn passes to another behaviour all games begin anew, and the one that has learned leaves a snapshot.
 - Discrete and MultiDiscrete actions with masks: one categorical distribution a branch, log-probabilities summed.
 - At a checkpoint games are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
 """
@@ -84,7 +85,7 @@ class Args:
     num_games: int = 256  # parallel games
 
     # --- self-play ---
-    save_steps: int = 200_000  # learner steps between snapshots
+    save_steps: int = 200_000  # steps of the learner's agents, over all games, between snapshots
     window: int = 50  # snapshots in the pool; the oldest one leaves it
     opponents: list[str] | None = None  # run folders whose frozen policies are the opponents; default: past selves
     initialize_from: str | None = None  # run folder with whose weights the training begins; default: random weights
@@ -93,9 +94,9 @@ class Args:
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
     current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: strong ones more often
-    swap_steps: int = 0  # ghost steps over all games between new opponents of a game; 0: new ones each game
+    swap_steps: int = 0  # steps of opponents' agents, over all games, until a game gets new ones; 0: in each game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn of team_change
-    team_change: int | None = None  # learner steps of a turn, then the next role learns; default: ten turns each
+    team_change: int | None = None  # learner steps of a turn, scaled so that cycles fill the run; default: ten turns
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
     behaviors: str = "{}"  # arguments of single behaviours in JSON, such as {"evader": {"gamma": 0.9}}
     initial_elo: float = 1200.0  # initial rating
@@ -539,8 +540,8 @@ def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bo
     """Takes a snapshot of the learner if one is due, then gives the turn to the next learner; says if it took one."""
     learner, next_learner = matches.learner, matches.learner_at(global_step)
     pool, step = matches.pools[learner], matches.learner_steps[learner]
-    age = step - pool.latest.step
-    takes_snapshot = age >= args.save_steps or (next_learner != learner and age > 0)
+    num_steps = step - pool.latest.step  # since the last snapshot
+    takes_snapshot = num_steps >= args.save_steps or (next_learner != learner and num_steps > 0)
     if takes_snapshot:
         pool.add(agent.acting_weights(), step, matches.rating)
     if next_learner != learner:
@@ -600,7 +601,7 @@ def main(args: Args) -> Path:
         for global_step, seed in run.steps():
             learner, own = matches.learner, all_args[matches.learner]
             agent, optimizer, team = agents[learner], optimizers[learner], env.teams[matches.sides[0]]
-            if seed is not None:  # at the start, after each checkpoint and each change of team
+            if seed is not None:  # at the start, after each checkpoint and each change of turn
                 matches.begin_anew(seed)
                 obs = env.reset(seed)
                 run.check(global_step, observation=np.concatenate(obs, axis=None))
@@ -617,7 +618,7 @@ def main(args: Args) -> Path:
                 rollout.valid[t] = matches.of_learner(env.alive)
                 rollout.actions[t] = agent.act(rollout.obs[t], masks, noise[t])
                 result = env.step(matches.all_actions(env, agents, obs, rollout.actions[t]))
-                cut = matches.cut_games(result)
+                cut = matches.cut_games(result)  # so that the first games after a reset do not run in lockstep
                 all_obs = np.concatenate([*result.obs, *result.final_obs], axis=None)
                 all_rewards, step = np.concatenate(result.rewards, axis=None), global_step + (t + 1) * args.num_games
                 run.check(step, observation=all_obs, reward=all_rewards)
@@ -640,7 +641,7 @@ def main(args: Args) -> Path:
             batch = make_batch(agent, rollout, own, device)
             metrics = learn_from(agent, optimizer, batch, own, gradient)
 
-            # snapshot, change team
+            # snapshot, change of turn
             end_turn(agent, matches, global_step, args)
             if matches.learner != learner:
                 run.begin_anew()

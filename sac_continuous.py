@@ -137,7 +137,7 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     step led to. `obs` is what to act on next: where an episode has ended, the first observation of the next one.
     """
     space = envs.single_action_space
-    assert isinstance(space, gym.spaces.Box)
+    assert isinstance(space, gym.spaces.Box), "--env-id takes a task with a Box action space"
     shares = 0.5 * (actions.reshape(envs.action_space.shape) + 1.0)
     env_actions = (space.low + shares * (space.high - space.low)).clip(space.low, space.high)
     obs, rewards, terminations, truncations, infos = envs.step(env_actions)
@@ -227,8 +227,8 @@ class TwinQNetwork(nn.Module):
         layers: list[nn.Module] = []
         for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, 256, 256)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
-        self.net = nn.Sequential(*layers, TwinLinear(256, 1))
-        assert all(len(x) == 2 for x in self.parameters()), "shared parameter: see TwinLayerNorm in docs/sac.md"
+        self.net = nn.Sequential(*layers, TwinLinear(fan_out, 1))
+        assert all(len(x) == 2 for x in self.parameters()), "each critic needs a row: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Observations (batch_size, obs_dim) and actions (batch_size, action_dim) to both values (2, batch_size)."""
@@ -425,7 +425,7 @@ PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by 
 def update(
     agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics, actor, entropy coefficient, targets; `step` counts earlier ones."""
+    """One round of Algorithm 1: critics, actor, entropy coefficient, targets; `step` is the number of earlier ones."""
     (qf_gradient, actor_gradient), actions = gradients, batch[1]
     gradient, metrics = qf_gradient(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)
@@ -569,16 +569,21 @@ if not TYPE_CHECKING and not HAS_UTILS:
 
     def parse_args(cls):
         args = tyro.cli(cls)
-        saved = asdict(args) if args.evaluate is None else json.loads((args.evaluate / "args.json").read_text())
+        if args.evaluate is None:
+            return args
+        if not (args.evaluate / "model.pt").exists():
+            fail(f"--evaluate takes a run folder with a model.pt, and {args.evaluate} is none")
+        saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
         saved.pop("script", None)  # which a run with utils/run.py has
-        return tyro.cli(cls, default=cls(**saved | {"evaluate": args.evaluate}))
+        return tyro.cli(cls, default=cls(**saved))
 
     def prepare(args, limits):
-        for flag in ("resume", "track", "upload_model", "capture_video"):
-            if getattr(args, flag):
-                fail(f"--{flag.replace('_', '-')} takes utils/run.py beside {Path(__file__).name}")
-        if args.vectorization == "native":
-            fail(f"--vectorization native takes utils/run.py beside {Path(__file__).name}")
+        wanted = [name for name in ("resume", "track", "upload_model", "capture_video") if getattr(args, name)]
+        for flag in wanted + ["vectorization native"] * (args.vectorization == "native"):
+            fail(f"--{flag.replace('_', '-')} needs utils/run.py in the folder of {Path(__file__).name}")
+        for name, (low, high) in ((name, limit) for names, limit in limits.items() for name in names.split()):
+            if getattr(args, name) is not None and not low <= getattr(args, name) <= high:
+                fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:g}, not {getattr(args, name)}")
 
     def vectorize(sync_class, env_fns, args, video):
         vector_class = AsyncVectorEnv if args.vectorization == "async" else sync_class
@@ -597,7 +602,7 @@ if not TYPE_CHECKING and not HAS_UTILS:
 
     class Run:
         def __init__(self, args, envs, total_steps, stride, model, **_):
-            print(f"without utils/run.py {Path(__file__).name} has no videos, --resume, --track or --upload-model")
+            print(f"no utils/run.py in the folder of {Path(__file__).name}: the run has no checkpoints and no videos")
             self.args, self.envs, self.total_steps, self.stride, self.model = args, envs, total_steps, stride, model
             name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
             self.folder, self.global_step, self.began = Path("runs") / name, 0, time.time()
@@ -643,12 +648,12 @@ if not TYPE_CHECKING and not HAS_UTILS:
             if "eval/return_mean" in metrics:
                 print(f"step {global_step:,}: {describe(metrics)}", flush=True)
 
-        def __exit__(self, *_):
-            if self.args.save_model:
+        def __exit__(self, kind, *_):
+            if self.args.save_model and kind in (None, KeyboardInterrupt):  # after a fault the weights may be broken
                 torch.save({name: part.state_dict() for name, part in self.model.items()}, self.folder / "model.pt")
             self.envs.close()
             self.writer.close()
-            print(f"run folder: {self.folder}\nnext: python {Path(__file__).name} --evaluate {self.folder}")
+            print(f"run folder: {self.folder}\nnext: python {sys.argv[0]} --evaluate {self.folder}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 The algorithm is that of `sac_continuous.py` (Haarnoja et al. 2018b, https://arxiv.org/abs/1812.05905, eq. 5, 9 and 18).
 Discrete actions use expectations instead of samples (Christodoulou 2019, https://arxiv.org/abs/1910.07207, eq. 10 to
 12). `diff sac_continuous.py sac_selfplay.py` shows what self-play adds. It follows ML-Agents' ghost trainer: the
-learner plays snapshots of its past selves, and roles take turns to learn. `docs/selfplay.md` explains how opponents are
-chosen and rated, and has the results.
+learner plays snapshots of its past selves. A *behaviour* is one policy with its own optimisers, pool and rating; the
+*learner* is the behaviour whose turn it is to learn. `docs/selfplay.md` explains how opponents are chosen and rated,
+and has the results.
 
     python sac_selfplay.py
     python sac_selfplay.py --env-id pursuit
@@ -16,16 +17,16 @@ Deviations from ML-Agents:
 - Each parallel game has its own opponents, drawn when it begins and kept until it ends. All act in one batched pass.
 - A result is credited to the snapshot that played; ML-Agents credits the opponent that plays when the result arrives.
 - The outcome is read by one rule (`utils/team_env.py`), so games with any rewards can be rated.
-- The newest opponent is the newest snapshot, not the learner itself, so every game is rated.
+- The newest opponent is the newest snapshot, not the learner itself, so games against it are rated.
 - Snapshots that the learner does not beat yet are drawn more often (prioritised fictitious self-play, AlphaStar).
-- When the turn passes to another role all games begin anew, and the role that has learned leaves a snapshot.
-- Each transition in the replay buffer carries the age of its opponent, so old opponents can be left out.
+- When the turn passes to another behaviour all games begin anew, and the one that has learned leaves a snapshot.
+- Each transition in the replay buffer carries the learner step of its oldest opponent, which can be left out.
 - The value is the mean of both critics, not the smaller one (`--critics min`): where one side wins what the other
   loses, the smaller one is a bias against the learner.
 - Entropy counts relative to its target (SACZero). Otherwise it would pay or cost at each step, compared to outcomes of
   at most 1, and games would be drawn out or cut short.
-- Discrete and MultiDiscrete actions with masks: a head, an entropy coefficient and a target entropy a branch, as in
-  ML-Agents, and means over branches. The target depends on the number of legal actions.
+- Discrete and MultiDiscrete actions with masks: each branch has its own head, entropy coefficient and target entropy,
+  as in ML-Agents; values are means over branches. The target depends on the number of legal actions.
 - At a checkpoint games are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
 """
 
@@ -92,7 +93,7 @@ class Args:
     num_games: int = 64  # parallel games
 
     # --- self-play ---
-    save_steps: int = 60_000  # learner steps between snapshots
+    save_steps: int = 60_000  # steps of the learner's agents, over all games, between snapshots
     window: int = 50  # snapshots in the pool; the oldest one leaves it
     opponents: list[str] | None = None  # run folders whose frozen policies are the opponents; default: past selves
     initialize_from: str | None = None  # run folder with whose weights the training begins; default: random weights
@@ -101,9 +102,9 @@ class Args:
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
     current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: strong ones more often
-    swap_steps: int = 0  # ghost steps over all games between new opponents of a game; 0: new ones each game
+    swap_steps: int = 0  # steps of opponents' agents, over all games, until a game gets new ones; 0: in each game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn of team_change
-    team_change: int | None = None  # learner steps of a turn, then the next role learns; default: ten turns each
+    team_change: int | None = None  # learner steps of a turn, scaled so that cycles fill the run; default: ten turns
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
     behaviors: str = "{}"  # arguments of single behaviours in JSON, such as {"evader": {"gamma": 0.9}}
     replay_opponents: Literal["all", "window"] = "all"  # transitions to draw: all, or of opponents in the pool
@@ -295,8 +296,8 @@ class TwinQNetwork(nn.Module):
         layers: list[nn.Module] = []
         for fan_in, fan_out in itertools.pairwise((input_dim, 128, 128)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
-        self.net = nn.Sequential(*layers, TwinLinear(128, output_dim))
-        assert all(len(x) == 2 for x in self.parameters()), "shared parameter: see TwinLayerNorm in docs/sac.md"
+        self.net = nn.Sequential(*layers, TwinLinear(fan_out, output_dim))
+        assert all(len(x) == 2 for x in self.parameters()), "each critic needs a row: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Box: observations and actions (batch_size, ...) to both values (2, batch_size, 1).
@@ -359,7 +360,7 @@ class Agent(nn.Module):
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, one row each, so that a minibatch is one gather; each has its opponent's age."""
+    """The last `capacity` transitions, one row each, so that a minibatch is one gather; each knows its opponent."""
 
     def __init__(self, capacity: int, team: Team, device: torch.device) -> None:
         num_masks = sum(team.branches)
@@ -466,8 +467,8 @@ def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tenso
     """
     if agent.branches:
         offsets = torch.tensor([0, *agent.branches[:-1]], device=obs.device).cumsum(0)
-        chosen = (actions.long() + offsets).expand(2, -1, -1)
-        qf_values = agent.qf(obs).gather(-1, chosen).mean(-1)  # (2, batch_size)
+        all_values, chosen = agent.qf(obs), (actions.long() + offsets)[None]
+        qf_values = all_values.gather(-1, chosen.expand(len(all_values), -1, -1)).mean(-1)  # (2, batch_size)
     else:
         qf_values = agent.qf(obs, actions).squeeze(-1)  # (2, batch_size)
     qf_losses = (qf_values - td_target).square().mean(1)
@@ -576,7 +577,7 @@ PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by 
 def update(
     agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics, actor, entropy coefficients, targets; `step` counts earlier ones."""
+    """One round of Algorithm 1: critics, actor, entropy coefficients, targets; `step` is the number of earlier ones."""
     (qf_gradient, actor_gradient), actions = gradients, batch[2]
     gradient, metrics = qf_gradient(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)
@@ -617,8 +618,8 @@ def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bo
     """Takes a snapshot of the learner if one is due, then gives the turn to the next learner; says if it took one."""
     learner, next_learner = matches.learner, matches.learner_at(global_step)
     pool, step = matches.pools[learner], matches.learner_steps[learner]
-    age = step - pool.latest.step
-    takes_snapshot = age >= args.save_steps or (next_learner != learner and age > 0)
+    num_steps = step - pool.latest.step  # since the last snapshot
+    takes_snapshot = num_steps >= args.save_steps or (next_learner != learner and num_steps > 0)
     if takes_snapshot:
         pool.add(agent.acting_weights(), step, matches.rating)
     if next_learner != learner:
@@ -682,7 +683,7 @@ def main(args: Args) -> Path:
         for global_step, seed in run.steps():
             learner, own = matches.learner, all_args[matches.learner]
             agent, optimizers, buffer = agents[learner], all_optimizers[learner], buffers[learner]
-            if seed is not None:  # at the start, after each checkpoint and each change of team
+            if seed is not None:  # at the start, after each checkpoint and each change of turn
                 matches.begin_anew(seed)
                 obs = env.reset(seed)
                 run.check(global_step, observation=np.concatenate(obs, axis=None))
@@ -700,7 +701,8 @@ def main(args: Args) -> Path:
             else:
                 actions = agent.act(learner_obs, masks, agent.actor.noise(len(learner_obs)))
             result = env.step(matches.all_actions(env, agents, obs, actions))
-            cut, global_step = matches.cut_games(result), global_step + args.num_games
+            cut = matches.cut_games(result)  # so that the first games after a reset do not run in lockstep
+            global_step += args.num_games  # now the number of steps after this iteration
             all_obs = np.concatenate([*result.obs, *result.final_obs], axis=None)
             run.check(global_step, observation=all_obs, reward=np.concatenate(result.rewards, axis=None))
             game_steps[learner] += args.num_games
@@ -715,18 +717,19 @@ def main(args: Args) -> Path:
             if valid.any():
                 buffer.add(opponents[valid], *(column[valid] for column in columns))
 
-            # rate, next opponents: not by games with random actions
-            num_random = own.learning_starts - game_steps[learner]
-            obs = matches.finish_games(env, result, cut, max_age=-num_random / args.num_games)
+            # rate, next opponents: a game with random actions is not rated
+            num_steps = (game_steps[learner] - own.learning_starts) / args.num_games  # of each game since those
+            obs = matches.finish_games(env, result, cut, max_age=num_steps)
 
             # update
             num_due = int(own.updates_per_step * (game_steps[learner] - own.learning_starts))
-            while buffer.total > buffer.window["refreshed_at"] and num_updates[learner] < num_due:
+            has_new = buffer.total > buffer.window["refreshed_at"]  # perhaps no old transition may be drawn
+            while has_new and num_updates[learner] < num_due:
                 batch = buffer.sample(own.batch_size)
                 update_metrics |= update(agent, optimizers, batch, own, num_updates[learner], gradients)
                 num_updates[learner] += 1
 
-            # snapshot, change team
+            # snapshot, change of turn
             takes_snapshot = end_turn(agent, matches, global_step, args)
             if matches.learner != learner:
                 run.begin_anew()
@@ -734,7 +737,7 @@ def main(args: Args) -> Path:
                 buffers[matches.learner].leave_out(matches.oldest_opponent())
 
             # log and evaluate
-            if run.due(args.log_freq, args.checkpoint_freq):
+            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears what `matches` has collected
                 metrics = matches.metrics() | {name: value.item() for name, value in update_metrics.items()}
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}

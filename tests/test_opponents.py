@@ -10,6 +10,7 @@ from itertools import combinations, permutations
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from toy_policies import OBS_DIM, Mirror, make_pool
 import ppo_selfplay
 from utils import team_env
 from utils.cross_play import Player, maximin, play_pairs
-from utils.evaluation import load_players, load_rivals, read_mixture
+from utils.evaluation import load_players, load_rivals, read_mixture, train_response
 from utils.matches import CURRENT, Matches
 from utils.run import parse_args
 from utils.team_env import Team, make_team_env
@@ -297,7 +298,25 @@ def test_a_run_begins_with_saved_weights(selfplay: ModuleType, env_id: str, trai
     assert parse_args(selfplay.Args, ["--evaluate", str(other)]).initialize_from is None
 
 
+def test_a_saved_run_plays_its_last_snapshot(selfplay: ModuleType, train_selfplay: Train) -> None:
+    """Whatever --policy its own opponents had, unless the command line says another."""
+    victim = train_selfplay(selfplay)
+    folder = train_selfplay(selfplay, seed=2, opponents=[str(victim)], policy="uniform")
+    assert parse_args(selfplay.Args, ["--evaluate", str(folder)]).policy == "last"
+    assert parse_args(selfplay.Args, ["--evaluate", str(folder), "--policy", "uniform"]).policy == "uniform"
+
+
 # --- exploitability ---
+
+
+def test_a_response_plays_the_run_alone(selfplay: ModuleType, tmp_path: Path) -> None:
+    """On every team, and against nobody else, whatever opponents the run had."""
+    own = {"scripted_share": 0.3, "current_share": 0.2, "learner_side": "red"}
+    train = Mock(return_value=tmp_path)
+    assert train_response(selfplay.Args(evaluate=tmp_path, exploitability=640, **own), train) == tmp_path
+    (args,) = train.call_args.args
+    assert (args.opponents, args.total_timesteps) == ([str(tmp_path)], 640)
+    assert (args.scripted_share, args.current_share, args.learner_side) == (0.0, 0.0, None)
 
 
 class Coins(MatrixGame):

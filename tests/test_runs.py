@@ -60,7 +60,7 @@ def test_copied_alone_into_an_empty_folder(
     flags: dict[str, Any] = {"checkpoint_freq": 70, "eval_freq": 100}
     result = run_command(command(script, Path(name), **flags), alone)
     assert result.returncode == 0, result.stderr
-    expected = f"without utils/run.py {name} has no videos, --resume, --track or --upload-model"
+    expected = f"no utils/run.py in the folder of {name}: the run has no checkpoints and no videos"
     assert result.stdout.splitlines()[0] == expected
     (folder,), other = (alone / "runs").iterdir(), train(script, **flags)
     assert_same_weights(folder, other)
@@ -84,7 +84,20 @@ def test_copied_alone_into_an_empty_folder(
         monkeypatch.setattr(sys, "argv", [name, *words])
         with pytest.raises(SystemExit, match="2"):
             copy.main(copy.parse_args(copy.Args))
-        assert capsys.readouterr().err == f"error: {flag} takes utils/run.py beside {name}\n"
+        assert capsys.readouterr().err == f"error: {flag} needs utils/run.py in the folder of {name}\n"
+    for bad, sentence in {
+        ("--gamma", "2"): "--gamma takes a number from 0 to 1, not 2.0",
+        ("--evaluate", "x"): "--evaluate takes a run folder with a model.pt, and x is none",
+    }.items():
+        monkeypatch.setattr(sys, "argv", [name, *bad])
+        with pytest.raises(SystemExit, match="2"):
+            copy.main(copy.parse_args(copy.Args))
+        assert capsys.readouterr().err == f"error: {sentence}\n"
+    monkeypatch.chdir(alone)
+    stand_in = copy.Run(copy.Args(), SimpleNamespace(close=lambda: None), 1, 1, {})
+    with pytest.raises(FloatingPointError), stand_in as run:
+        run.check(loss=np.nan)
+    assert not (run.folder / "model.pt").exists()  # its weights may be broken
 
 
 def test_evaluation_prints_the_trained_number(

@@ -220,8 +220,10 @@ def score_pairs(
 
 
 def train_response(args: Any, train: Callable[[Any], Path]) -> Path:
-    """Trains for --exploitability game steps against the frozen policies of the run; returns the new run's folder."""
+    """Trains for --exploitability game steps against the frozen policies of the run, and against nobody else; returns
+    the new run's folder."""
     own = {"evaluate": None, "opponents": [str(args.evaluate)], "total_timesteps": args.exploitability}
+    own |= {"scripted_share": 0.0, "current_share": 0.0, "learner_side": None}
     rest = {"exploitability": 0, "eval_freq": 0, "cross_play_games": 0, "capture_video": False}
     print(f"training against {args.evaluate} for {args.exploitability:,} game steps")
     return train(replace(args, **own, **rest))

@@ -129,7 +129,8 @@ MAY_CHANGE = {  # arguments of a saved run that the command line may change
     "evaluate": ("seed", "eval_episodes", "capture_video", "eval_games", "cross_play_games", "cross_play_snapshots")
     + ("deterministic", "against", "exploitability", "initialize_from", "policy", "play"),
 }
-OFF_IN_EVALUATION = {"track": False, "capture_video": False, "upload_model": False, "initialize_from": None}
+OFF_IN_EVALUATION: dict[str, Any] = {"track": False, "capture_video": False, "upload_model": False}
+OFF_IN_EVALUATION |= {"initialize_from": None, "policy": "last"}  # these two are of the training
 PACKAGES = {"track": "wandb", "upload_model": "huggingface_hub", "capture_video": "moviepy", "play": "pygame"}
 Limits = Mapping[str, tuple[float, float]]
 
@@ -1181,9 +1182,15 @@ def check_upload(args: Any) -> None:
         fail(f"--upload-model takes an --hf-entity and --exp-name that the Hub allows: {one_line(error)}")
 
 
+def script_path(cls: type) -> str:
+    """The script from the root of this repository: "variants/NAME.py" for a variant."""
+    script = script_of(cls)
+    return f"variants/{script.name}" if script.parent == Path(__file__).parents[1] / "variants" else script.name
+
+
 def command_of(args: Any) -> str:
     """The command that repeats a run: the script and all arguments that differ from their defaults."""
-    words = ["python", script_of(type(args)).name]
+    words = ["python", script_path(type(args))]
     for field in fields(args):
         value, flag = getattr(args, field.name), flag_of(field.name)
         if value != field.default and field.name not in ("resume", "evaluate"):
@@ -1214,7 +1221,7 @@ def upload_model(folder: Path, args: Any, metrics: Mapping[str, float]) -> None:
         ],
     )
     versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, Gymnasium {gym.__version__}"
-    script = script_of(type(args)).name
+    script = script_path(type(args))
     try:
         (folder / "README.md").write_text(
             f"---\n{card.to_yaml()}\n---\n\n# {args.exp_name} on {args.env_id}\n\n"

@@ -131,7 +131,7 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     step led to. `obs` is what to act on next: where an episode has ended, the first observation of the next one.
     """
     space = envs.single_action_space
-    assert isinstance(space, gym.spaces.Box)
+    assert isinstance(space, gym.spaces.Box), "--env-id takes a task with a Box action space"
     shares = 0.5 * (actions.reshape(envs.action_space.shape) + 1.0)
     env_actions = (space.low + shares * (space.high - space.low)).clip(space.low, space.high)
     obs, rewards, terminations, truncations, infos = envs.step(env_actions)
@@ -302,7 +302,7 @@ class TwinQNetwork(nn.Module):
         super().__init__()
         self.net = NormalizedNet(TwinLinear, (2, 1), warmup, (obs_dim + action_dim, 256, 256, NUM_BINS))
         self.edges = nn.Buffer(torch.linspace(-MAX_VALUE, MAX_VALUE, NUM_BINS + 1))
-        assert all(len(x) == 2 for x in self.parameters()), "shared parameter: see TwinLayerNorm in docs/sac.md"
+        assert all(len(x) == 2 for x in self.parameters()), "each critic needs a row: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, obs: Tensor, actions: Tensor, train: bool = False) -> Tensor:
         """Observations (n, obs_dim) and actions (n, action_dim) to logits (2, n, NUM_BINS) of both histograms."""

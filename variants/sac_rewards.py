@@ -167,7 +167,7 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     step led to. `obs` is what to act on next: where an episode has ended, the first observation of the next one.
     """
     space = envs.single_action_space
-    assert isinstance(space, gym.spaces.Box)
+    assert isinstance(space, gym.spaces.Box), "--env-id takes a task with a Box action space"
     shares = 0.5 * (actions.reshape(envs.action_space.shape) + 1.0)
     env_actions = (space.low + shares * (space.high - space.low)).clip(space.low, space.high)
     obs, rewards, terminations, truncations, infos = envs.step(env_actions)
@@ -257,8 +257,8 @@ class TwinQNetwork(nn.Module):
         layers: list[nn.Module] = []
         for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, 256, 256)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
-        self.net = nn.Sequential(*layers, TwinLinear(256, num_streams))
-        assert all(len(x) == 2 for x in self.parameters()), "shared parameter: see TwinLayerNorm in docs/sac.md"
+        self.net = nn.Sequential(*layers, TwinLinear(fan_out, num_streams))
+        assert all(len(x) == 2 for x in self.parameters()), "each critic needs a row: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Observations (batch_size, obs_dim) and actions (batch_size, action_dim) to (2, batch_size, num_streams)."""

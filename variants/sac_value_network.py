@@ -128,7 +128,7 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     step led to. `obs` is what to act on next: where an episode has ended, the first observation of the next one.
     """
     space = envs.single_action_space
-    assert isinstance(space, gym.spaces.Box)
+    assert isinstance(space, gym.spaces.Box), "--env-id takes a task with a Box action space"
     shares = 0.5 * (actions.reshape(envs.action_space.shape) + 1.0)
     env_actions = (space.low + shares * (space.high - space.low)).clip(space.low, space.high)
     obs, rewards, terminations, truncations, infos = envs.step(env_actions)
@@ -218,8 +218,8 @@ class TwinQNetwork(nn.Module):
         layers: list[nn.Module] = []
         for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, 256, 256)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
-        self.net = nn.Sequential(*layers, TwinLinear(256, 1))
-        assert all(len(x) == 2 for x in self.parameters()), "shared parameter: see TwinLayerNorm in docs/sac.md"
+        self.net = nn.Sequential(*layers, TwinLinear(fan_out, 1))
+        assert all(len(x) == 2 for x in self.parameters()), "each critic needs a row: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Observations (batch_size, obs_dim) and actions (batch_size, action_dim) to both values (2, batch_size)."""
@@ -426,7 +426,7 @@ PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by 
 def update(
     agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics and state value, actor, target; `step` counts earlier ones."""
+    """One round of Algorithm 1: critics and state value, actor, target; `step` is the number of earlier ones."""
     (qf_gradient, actor_gradient), actions = gradients, batch[1]
     gradient, metrics = qf_gradient(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)
