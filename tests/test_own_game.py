@@ -62,19 +62,32 @@ def test_from_nothing_to_a_policy_a_table_and_a_video(tmp_path: Path) -> None:
     assert play.endswith("--play")  # see test_play.py
 
 
-def test_the_other_game_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter is no disqualified bid: it beats random bids above a half, and those below a quarter."""
-    (tmp_path / "bidding.py").write_text(GAMES[1])
+def test_scores_in_the_other_game_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lower of two numbers wins: a quarter beats three of four random ones."""
+    (tmp_path / "guessing.py").write_text(GAMES[1])
     monkeypatch.chdir(tmp_path)
-    assert any("--env-id bidding " in line for line in COMMANDS)
-    env = make_team_env("bidding", 3)
+    env = make_team_env("guessing", 3)
     assert env.scripted_by_team == (("random", "quarter"),) * 2
     assert [player.name for player in scripted_players(env)] == ["random", "quarter"]
     env.reset(0)
     np.testing.assert_allclose(env.scripted_actions("quarter", 1), np.full((3, 1, 1), -0.5))
-    players = [Player("quarter", "bidder"), Player("random", "bidder")]
-    scores = play_pairs(lambda n: make_team_env("bidding", n), {"bidder": None}, players, [(0, 1)], 400, 0)
+    players = [Player("quarter", "guesser"), Player("random", "guesser")]
+    scores = play_pairs(lambda n: make_team_env("guessing", n), {"guesser": None}, players, [(0, 1)], 400, 0)
     assert scores.mean() == pytest.approx(0.75, abs=0.07)
+
+
+@pytest.mark.slow
+def test_the_other_game_of_the_page_is_learned(tmp_path: Path) -> None:
+    """By the page's command, in a folder that has the scripts and the game."""
+    for name in ("ppo_selfplay.py", "utils"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "guessing.py").write_text(GAMES[1])
+    (command,) = [line for line in COMMANDS if "guessing" in line]
+    words = [sys.executable, *command.split()[1:]]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = re.findall(r"^scores: (.*)$", done.stdout, re.MULTILINE)
+    assert all(float(score) > 0.9 for score in re.findall(r"against \w+ ([\d.]+)", line)), line
 
 
 # --- scripted players of PettingZoo modules ---
