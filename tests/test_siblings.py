@@ -1,8 +1,9 @@
 """The scripts are siblings: the same sections in the same order, shared code the same to the letter, and small diffs.
 
-The limits leave about 3% of room above what was measured when they were set. The aims of the design are 550 lines for a
-script of one agent without its stand-in, 750 lines for one of self-play, 110 lines for `main`, 60 lines for the body of
-its loop, 450 changed lines between the two scripts of one agent, and 500 changed lines in each other pair.
+Sizes are those of the design with 10% of room: 550 lines for a script of one agent without its stand-in, 750 lines for
+one of self-play, 110 lines for `main`, and 60 lines for the body of its loop. Diffs leave out the stand-in, too. The
+design asks for 450 and 500 changed lines between the scripts. They have more: PPO and SAC share no losses, and
+self-play brings games for environments, discrete actions, and flags. Their limit is what they have, and 5% of room.
 """
 
 import ast
@@ -18,13 +19,8 @@ SCRIPTS = ["ppo_continuous", "sac_continuous", "ppo_selfplay", "sac_selfplay"]
 SECTIONS = ["Arguments", "Environments", "Networks", "", "Losses and update", "Evaluation", "Main"]
 OWN = {"ppo": "Generalised advantage estimation", "sac": "Replay buffer"}
 STAND_IN = "Stand-in for utils/run.py, where this file was copied alone"
-# Lines of the file, of `main`, and of the body of the loop.
-MAX_LINES = {
-    "ppo_continuous": (725, 75, 37),
-    "sac_continuous": (675, 78, 38),
-    "ppo_selfplay": (685, 110, 59),
-    "sac_selfplay": (770, 120, 64),
-}
+# Lines of the file without the stand-in; of `main`; of the body of the loop.
+MAX_LINES = {"continuous": (605, 121, 66), "selfplay": (825, 121, 66)}
 # Functions and classes of one name that differ between siblings: what a comparison of the two is to show.
 MAY_DIFFER = {
     ("ppo_continuous", "sac_continuous"): {"Args", "check_args", "make_env", "make_envs", "Actor", "Agent"}
@@ -46,21 +42,27 @@ MAY_DIFFER = {
     ("sac_continuous", "variants/sac_pixels"): {"Args", "check_args", "make_env", "Agent", "ReplayBuffer", "update"}
     | {"compute_td_target", "compute_qf_gradient", "compute_actor_gradient", "evaluate", "main"},
 }
-MAX_CHANGED_LINES = {  # of `diff A B | grep -c '^[<>]'`
-    ("ppo_continuous", "sac_continuous"): 629,
-    ("ppo_selfplay", "sac_selfplay"): 680,
-    ("ppo_continuous", "ppo_selfplay"): 722,
-    ("sac_continuous", "sac_selfplay"): 769,
-    ("sac_continuous", "variants/sac_recurrent"): 480,  # 100 of them are the stand-in
-    ("sac_continuous", "variants/sac_rewards"): 370,  # 100 of them are the stand-in
-    ("sac_continuous", "variants/sac_crossq"): 380,  # 100 of them are the stand-in
-    ("sac_continuous", "variants/sac_pixels"): 500,  # 100 of them are the stand-in
+MAX_CHANGED_LINES = {  # of `diff A B | grep -c '^[<>]'`, both without the stand-in
+    ("ppo_continuous", "sac_continuous"): 645,
+    ("ppo_selfplay", "sac_selfplay"): 700,
+    ("ppo_continuous", "ppo_selfplay"): 630,
+    ("sac_continuous", "sac_selfplay"): 690,
+    ("sac_continuous", "variants/sac_value_network"): 400,
+    ("sac_continuous", "variants/sac_recurrent"): 400,
+    ("sac_continuous", "variants/sac_rewards"): 400,
+    ("sac_continuous", "variants/sac_crossq"): 400,
+    ("sac_continuous", "variants/sac_pixels"): 400,
 }
 
 
 def source(script: str) -> str:
     """The text of a script."""
     return (ROOT / f"{script}.py").read_text()
+
+
+def without_stand_in(script: str) -> str:
+    """The text up to the banner of the stand-in, if there is one."""
+    return source(script).split(f"# === {STAND_IN}")[0]
 
 
 def definitions(script: str) -> dict[str, str]:
@@ -93,8 +95,9 @@ def test_sizes(script: str) -> None:
     tree = ast.parse(source(script))
     (main,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
     loops = [node for node in ast.walk(main) if isinstance(node, ast.For) and "run.steps()" in ast.unparse(node.iter)]
-    sizes = len(source(script).splitlines()), length([main]), length(loops[0].body)
-    assert all(size <= limit for size, limit in zip(sizes, MAX_LINES[script], strict=True)), sizes
+    sizes = len(without_stand_in(script).splitlines()), length([main]), length(loops[0].body)
+    limits = MAX_LINES[script.split("_")[1]]
+    assert all(size <= limit for size, limit in zip(sizes, limits, strict=True)), sizes
 
 
 @pytest.mark.parametrize("pair", list(MAY_DIFFER), ids=" ".join)
@@ -105,11 +108,14 @@ def test_shared_code_is_the_same_to_the_letter(pair: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("pair", list(MAX_CHANGED_LINES), ids=" ".join)
-def test_diffs_stay_small(pair: tuple[str, str]) -> None:
+def test_diffs_stay_small(pair: tuple[str, str], tmp_path: Path) -> None:
     """Lines that only one of the two has."""
-    words = ["diff", *(str(ROOT / f"{script}.py") for script in pair)]
-    result = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert len(re.findall(r"^[<>]", result.stdout, re.MULTILINE)) <= MAX_CHANGED_LINES[pair]
+    paths = [tmp_path / "first.py", tmp_path / "second.py"]
+    for path, script in zip(paths, pair, strict=True):
+        path.write_text(without_stand_in(script))
+    result = subprocess.run(["diff", *map(str, paths)], capture_output=True, text=True, check=False)
+    changed = re.findall(r"^[<>]", result.stdout, re.MULTILINE)
+    assert len(changed) <= MAX_CHANGED_LINES[pair], len(changed)
 
 
 def test_no_script_imports_another() -> None:

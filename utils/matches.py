@@ -335,7 +335,9 @@ class Matches:
             ghosts = self.opposes[self.learner_team][:, teams]
             self.ghost_steps += int(np.stack([env.alive[t] for t in teams], axis=1)[ghosts].sum())
             others = [CURRENT, *self.scripted[behavior].snapshots] if behavior in self.scripted else [CURRENT]
-            snapshots = (uids >= 0) & ~np.isin(uids, [player.uid for player in others])
+            snapshots = uids >= 0
+            for player in others:  # `np.isin` would take 2% of the script's time
+                snapshots &= uids != player.uid
             for seated in (snapshots, uids == CURRENT.uid):
                 if seated.any():
                     masks = np.stack([legal_actions(env, t) for t in teams], axis=1)[seated]
