@@ -13,7 +13,7 @@ The defaults differ from the reference, CleanRL's `ppo_continuous_action.py`. Th
     --num-envs 1 --num-steps 2048 --adam-beta1 0.9 --adam-beta2 0.999 --gae-lambda 0.95 --norm-adv --clip-vloss
     --target-kl None --log-std-init 0 --log-std-min -20 --obs-epsilon 1e-8
 
-- Lower initial noise, exp(-0.75) instead of 1, which never falls below exp(-1.25).
+- The initial noise is lower: exp(-0.75) instead of 1. The noise never falls below exp(-1.25).
 - 16 environments for 128 steps; their first episodes are cut at different steps (Bharthulwar et al. 2025).
 - Lambda 0.9. Advantages are not normalised, and the value loss is not clipped.
 - Both of Adam's decays are 0.99 (Dohare et al. 2023). An iteration stops when its KL divergence exceeds 0.03.

@@ -72,7 +72,7 @@ class Args:
     evaluate: Path | None = None  # do not train: play this run's snapshots against each other, or --against another
     against: str | None = None  # the opponent for --evaluate: another run folder, or the name of a scripted player
     play: bool = False  # with --evaluate: play against the run's policy yourself, in a window, by keys
-    exploitability: int = 0  # with --evaluate: game steps of training a policy that beats this run's, and its score
+    exploitability: int = 0  # with --evaluate: train a best response for this many game steps, and print its score
     policy: Literal["last", "uniform", "nash"] = "last"  # what saved runs play: the last snapshot, or a mixture of all
     checkpoint_freq: int = 500_000  # game steps between checkpoints (with resets); 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
@@ -94,7 +94,7 @@ class Args:
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
     current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: strong ones more often
-    swap_steps: int = 0  # steps of opponents' agents, over all games, until a game gets new ones; 0: in each game
+    swap_steps: int = 0  # a game keeps its opponents for this many ghost steps, over all games; 0: for one game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn of team_change
     team_change: int | None = None  # learner steps of a turn, scaled so that cycles fill the run; default: ten turns
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate

@@ -9,8 +9,8 @@ explains every logged metric and has the results.
     python sac_continuous.py --resume runs/FOLDER
 
 Deviations from the reference, CleanRL's `sac_continuous_action.py`:
-- The next observation of an episode's last transition is its own, never that of a reset. A time limit is not stored as
-  a termination, as in the reference.
+- The next observation of an episode's last transition is the episode's own, never that of a reset. As in the
+  reference, a time limit is not stored as a termination.
 - The log standard deviation is clamped to [-20, 2], as in the paper's code; the reference squashes it into [-5, 2].
 - The actor loss also yields the entropy coefficient's loss; the reference samples the policy again.
 - The actor is updated with every critic update, and all three learning rates are 1e-3.

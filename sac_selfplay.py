@@ -20,11 +20,12 @@ Deviations from ML-Agents:
 - The newest opponent is the newest snapshot, not the learner itself, so games against it are rated.
 - Snapshots that the learner does not beat yet are drawn more often (prioritised fictitious self-play, AlphaStar).
 - When the turn passes to another behaviour all games begin anew, and the one that has learned leaves a snapshot.
-- Each transition in the replay buffer carries the learner step of its oldest opponent, which can be left out.
+- Each transition in the replay buffer carries the learner step at which its oldest opponent was saved. Transitions
+  against opponents that have left the pool can be left out (`--replay-opponents window`).
 - The value is the mean of both critics, not the smaller one (`--critics min`): where one side wins what the other
   loses, the smaller one is a bias against the learner.
-- Entropy counts relative to its target (SACZero). Otherwise it would pay or cost at each step, compared to outcomes of
-  at most 1, and games would be drawn out or cut short.
+- Entropy counts relative to its target (SACZero). Otherwise the entropy bonus would add a reward or a cost in each
+  step. Outcomes are at most 1, so games would be made longer or shorter for it.
 - Discrete and MultiDiscrete actions with masks: each branch has its own head, entropy coefficient and target entropy,
   as in ML-Agents; values are means over branches. The target depends on the number of legal actions.
 - At a checkpoint games are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
@@ -80,7 +81,7 @@ class Args:
     evaluate: Path | None = None  # do not train: play this run's snapshots against each other, or --against another
     against: str | None = None  # the opponent for --evaluate: another run folder, or the name of a scripted player
     play: bool = False  # with --evaluate: play against the run's policy yourself, in a window, by keys
-    exploitability: int = 0  # with --evaluate: game steps of training a policy that beats this run's, and its score
+    exploitability: int = 0  # with --evaluate: train a best response for this many game steps, and print its score
     policy: Literal["last", "uniform", "nash"] = "last"  # what saved runs play: the last snapshot, or a mixture of all
     checkpoint_freq: int = 200_000  # game steps between checkpoints (with resets); 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
@@ -102,12 +103,12 @@ class Args:
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
     current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: strong ones more often
-    swap_steps: int = 0  # steps of opponents' agents, over all games, until a game gets new ones; 0: in each game
+    swap_steps: int = 0  # a game keeps its opponents for this many ghost steps, over all games; 0: for one game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn of team_change
     team_change: int | None = None  # learner steps of a turn, scaled so that cycles fill the run; default: ten turns
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
     behaviors: str = "{}"  # arguments of single behaviours in JSON, such as {"evader": {"gamma": 0.9}}
-    replay_opponents: Literal["all", "window"] = "all"  # transitions to draw: all, or of opponents in the pool
+    replay_opponents: Literal["all", "window"] = "all"  # window: skip those against opponents that left the pool
     initial_elo: float = 1200.0  # initial rating
     elo_k: float = 16.0  # largest change of a rating in one game
 
@@ -129,7 +130,7 @@ class Args:
     alpha: float = 0.01  # entropy coefficient: its initial value, or with --no-autotune its fixed value
     autotune: bool = True  # learn the entropy coefficient
     target_entropy_scale: float = 1.0  # Box: the target entropy is minus this times the number of action dimensions
-    discrete_target_entropy_scale: float = 0.2  # discrete: this times log n for each branch of n legal actions
+    discrete_target_entropy_scale: float = 0.2  # discrete: target entropy / log(number of legal actions)
     norm_obs: bool = False  # normalise observations by their running mean and standard deviation, clipped to [-10, 10]
     log_freq: int = 10_000  # game steps between points of the training curves
 

@@ -340,7 +340,7 @@ def test_refusals(any_script: ModuleType, capsys: pytest.CaptureFixture[str]) ->
         assert sentence.endswith(f", and {value} was given\n")
     with lock_folder(folder):
         longer = ("--resume", str(folder), "--total-timesteps", "100000")
-        assert "--resume takes a run that is not running" in bad_resume(any_script, capsys, *longer)
+        assert "--resume takes a run that no other process is training" in bad_resume(any_script, capsys, *longer)
     assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     fewer = "--resume", str(folder), "--total-timesteps", "300"
     assert "--resume takes a run that has not finished, or more" in bad_resume(any_script, capsys, *fewer)

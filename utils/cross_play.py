@@ -59,7 +59,7 @@ def make_player(name: str, singles: Sequence[Player]) -> Player:
 
 
 def player_behaviors(env: TeamEnv) -> list[tuple[str, ...]]:
-    """The behaviours that a player may have: those of a side, and those of all its opponents."""
+    """The groups of behaviours that one player can play: those of a side, or those of all its opponents."""
     groups = [[env.teams[u].behavior for u in own] for own in allies_of(env.teams)]
     rests = [[team.behavior for u, team in enumerate(env.teams) if u not in own] for own in allies_of(env.teams)]
     order = list(dict.fromkeys(team.behavior for team in env.teams))

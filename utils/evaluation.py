@@ -199,7 +199,7 @@ def score_pairs(
 ) -> dict[str, np.ndarray]:
     """Prints the score of each own player against each opponent that it can meet, with its 95% interval.
 
-    Returns the scores (num_seeds,) by own behaviour; of several opponents those of the last one.
+    Returns the scores (num_seeds,) of each own behaviour; if it meets several opponents, those against the last one.
     """
     env, players = make_games(1), own + opponents
     pairs = pairs_with_others(env, players, len(own))
@@ -264,7 +264,8 @@ def initialize(agents: Mapping[str, Any], args: Any, load_run: Callable[[Path, s
 def load_rivals(args: Any, load_run: Callable[[Path, str], Any], env: TeamEnv) -> dict[str, SnapshotPool] | None:
     """The policies of the runs of --opponents, as pools that are never added to; None without that flag.
 
-    All runs are drawn equally often, and the snapshots of a run by --policy; the behaviours of a side apart.
+    All runs are drawn equally often. --policy decides which snapshots of a run are drawn, and how often. The behaviours
+    of a side are drawn independently.
     """
     if args.opponents is None:
         return None

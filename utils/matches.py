@@ -3,7 +3,7 @@
 The vocabulary is that of ML-Agents' ghost trainer (https://unity-technologies.github.io/ml-agents/ML-Agents-Overview/,
 "Training in competitive multi-agent environments with self-play"): the learner plays *ghosts*, which are snapshots of
 policies. There are two differences. Each parallel game has its own opponents, which it keeps until it ends. A result is
-credited to the snapshots that played the game, even if the ring has dropped them since.
+credited to the snapshots that played the game, even if they have left the pool since.
 
 Scripted players, and the learner itself as it is now, may be among the opponents (`Matches.mix_in`).
 """

@@ -139,7 +139,7 @@ def fail(message: str) -> NoReturn:
     """Ends the program before training: one sentence on standard error, exit status 2."""
     print(f"error: {message}", file=sys.stderr)
     end = SystemExit(2)
-    end.add_note(message)  # for a program whose process this is not (`utils/cluster.py`)
+    vars(end)["__notes__"] = [message]  # `utils/cluster.py` sends it from a worker's process to the main one
     raise end
 
 
@@ -177,7 +177,7 @@ def parse_args(cls: type[ArgsT], argv: Sequence[str] | None = None) -> ArgsT:
 def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) -> dict[str, Any]:
     """Reads the arguments in a run folder's args.json, and checks their names and types, and their limits if given.
 
-    A run of a version that had fewer flags has the defaults of the others, with a warning.
+    Flags that an older version did not have get their defaults, with a warning.
     """
     takes = f"--{flag} takes a run folder with the args.json of this script, and {folder} has none"
     try:
@@ -407,7 +407,7 @@ class TaskEnvs(gym.vector.VectorWrapper):
             raise TaskError(str(error)) from error
 
     def close(self, **kwargs: Any) -> None:
-        """Frees the resources of the environments. A failure costs a warning, and neither results nor a model."""
+        """Frees the resources of the environments. A failure is only a warning: results and model are kept."""
         try:
             self.env.close(**kwargs)
         except (Exception, SystemExit) as error:  # the task's own code, or a process of it that is gone
@@ -704,7 +704,8 @@ class Run:
     def log(self, metrics: Mapping[str, float], global_step: int) -> None:
         """Logs one point of every metric; adds the speed and the mean return of the episodes since the last call.
 
-        It adds nothing if all metrics are results of an evaluation. A full disk costs points, and not the run.
+        It adds nothing if all metrics are results of an evaluation. If the disk is full, points are lost, and the run
+        goes on.
         """
         metrics = dict(metrics)
         if not all(name.startswith("eval/") for name in metrics):
@@ -883,7 +884,7 @@ class Run:
         if state["is_finished"] and step >= self.total_steps:
             fail(f"--resume takes a run that has not finished, or more --total-timesteps than the {step:,} of {folder}")
         if step > self.total_steps:
-            fail(f"{flag} takes no fewer steps than the {step:,} that {folder} has had")
+            fail(f"{flag} is less than the {step:,} steps that {folder} has already taken")
         if state["total_steps"] != self.total_steps and getattr(self.args, "anneal_lr", False):
             before, now = (f"{1 - step / total:.2%}" for total in (state["total_steps"], self.total_steps))
             warn(f"{flag} changes the annealed learning rate here from {before} to {now} of its initial value")
@@ -985,7 +986,7 @@ def lock_folder(folder: Path) -> TextIO:
 
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        fail(f"--resume takes a run that is not running, and {folder} is")
+        fail(f"--resume takes a run that no other process is training, and {folder} is locked by one")
     except OSError as error:
         fail(f"the run folder cannot be written: {error}")
     return lock

@@ -2,8 +2,8 @@
 
 Bhatt et al. 2024, https://arxiv.org/abs/1902.05605, with what its successor XQC added (Palenicek et al. 2025,
 https://arxiv.org/abs/2509.25174). How it differs from `sac_continuous.py`:
-- The inputs and the hidden layers of actor and critics go through batch renormalisation (`BatchRenorm`). Whatever acts
-  or is only asked for values uses running statistics.
+- The inputs and the hidden layers of actor and critics go through batch renormalisation (`BatchRenorm`). A network
+  uses the statistics of the batch only in its own update, and running statistics everywhere else.
 - There is no target network. One pass of the critics goes over (s, a) and (s', a') together, so that both halves are
   normalised by the same statistics (`compute_qf_loss`).
 - The weights of hidden layers keep the norm 1 (`NormalizedNet.project`): their effective step size stays constant.
@@ -246,9 +246,10 @@ class NormalizedNet(nn.Module):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Gives every hidden unit's weights the norm 1, which the normalisation behind it does not notice (XQC).
+        """Scales the weights of every hidden unit to norm 1; the normalisation after it removes their scale (XQC).
 
-        Its bias has no effect there, and is kept zero: Adam would make steps of the rounding errors of its gradient.
+        The normalisation also removes the bias, so it is kept at zero. Otherwise Adam would turn rounding errors of the
+        bias's gradient into full steps.
         """
         hidden: Any = self.linears[:-1]
         for linear in hidden:

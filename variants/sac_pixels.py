@@ -8,8 +8,8 @@ from `sac_continuous.py`:
   and it has a target network. The policy's gradient does not reach it.
 - The buffer keeps each picture once, as bytes, and puts the stacks together when it samples.
 - Each stack of a minibatch is shifted by a few random pixels (`shift`).
-- The features of a minibatch are computed once for the critics and the policy, so the policy's loss has those of before
-  the critics' step. The update is not compiled: that made it slower.
+- The features of a minibatch are computed once, and both critics and policy use them. So the policy's loss uses
+  features from before the critics' step. The update is not compiled, because compiling made it slower.
 
     python variants/sac_pixels.py --env-id Pendulum-v1 --grey --total-timesteps 9000
 

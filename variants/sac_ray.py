@@ -9,7 +9,7 @@ Losses and update are those of `sac_continuous.py`. How it differs: it is five p
 - The learner, this process, takes a rollout, makes the updates that `--updates-per-step` allows for these steps, and
   takes the next. A worker begins a rollout only when its last one was taken. So whoever is ahead waits.
 - The tester evaluates beside the training.
-- No run repeats another: which weights a rollout has depends on timing. `--resume` goes on with weights, optimisers,
+- Runs are not reproducible: which weights a rollout has depends on timing. `--resume` goes on with weights, optimisers,
   statistics, buffer and counters, but not bit for bit. A checkpoint resets no environment.
 
     python variants/sac_ray.py --env-id HalfCheetah-v5 --num-workers 2
@@ -493,7 +493,7 @@ class RolloutWorker:
         self.running = np.zeros((2, args.num_envs))  # return and length of each environment's episode
 
     def rollout(self, global_step: int, server: Any, shard: Any) -> dict[str, Any]:
-        """Steps with the newest weights and stores that; `global_step` counts the steps of rollouts begun before."""
+        """Steps with the newest weights and stores the steps; `global_step`: steps of all rollouts begun earlier."""
         args, action_dim = self.args, flatdim(self.envs.single_action_space)
         for reference in get(server.pull.remote(self.weights["version"])):
             self.weights = get(reference)

@@ -6,10 +6,10 @@ https://openreview.net/forum?id=r1lyTjAqYX). How it differs from `sac_continuous
   critics share one. The heads take its output and, past it, the current input.
 - The buffer keeps the order of the steps and samples sequences. The memory starts anew where an episode begins inside a
   sequence. `--burn-in` steps at a sequence's start only warm up the memories.
-- At a sequence's start the memories have the states that they had there while the policy acted, which the buffer
-  stores, or with `--no-stored-state` zeros.
-- What the policy remembers goes from step to step (`remember`) and is cleared where an episode begins, so also at a
-  checkpoint: a resumed run equals an uninterrupted one.
+- The buffer stores the states that the memories had while the policy acted. A sequence begins with these states. With
+  `--no-stored-state` it begins with zeros.
+- While the policy acts, its memory is carried from step to step (`remember`). It is cleared where an episode begins.
+  A checkpoint begins new episodes, so a resumed run equals an uninterrupted one.
 - `--observe` hides parts of the observation. The update is not compiled: the length of its loop depends on the batch.
 
     python variants/sac_recurrent.py --env-id Pendulum-v1 --observe 2 --sequence-length 32 --total-timesteps 12000

@@ -269,7 +269,7 @@ Signal = tuple[Tensor, Tensor, Tensor]  # rewards (batch_size,), reward of a ste
 
 
 class Curiosity(nn.Module):
-    """Rewards what a model does not predict, in features that tell the action (Pathak et al. 2017)."""
+    """The reward is the error of a forward model, in features that predict the action (Pathak et al. 2017)."""
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()
@@ -288,7 +288,7 @@ class Curiosity(nn.Module):
 
 
 class RND(nn.Module):
-    """Rewards what a trained network does not know about a fixed random one (Burda et al. 2019)."""
+    """The reward is the error of a network that learns the outputs of a fixed random one (Burda et al. 2019)."""
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()
@@ -430,8 +430,8 @@ def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor
 def compute_rewards(agent: Agent, rewards: Tensor, intrinsic: Tensor, absorbing: Tensor) -> tuple[Tensor, Tensor]:
     """Rewards (batch_size, num_streams) and values of the absorbing states (num_streams,) that the critics learn.
 
-    Of raw intrinsic rewards (batch_size, num_streams - 1) and absorbing states' rewards a step (num_streams - 1,), each
-    is divided by the running mean of the stream's rewards.
+    `intrinsic` (batch_size, num_streams - 1) are raw rewards. `absorbing` (num_streams - 1,) are rewards of a step in
+    the absorbing state. Both are divided by the running mean of the stream's rewards.
     """
     scale = agent.reward_scale + 1e-8
     rewards = torch.cat([rewards[:, None], intrinsic / scale], dim=1) * agent.strengths
