@@ -25,7 +25,7 @@ from benchmark.runs import (
 from benchmark.statistics import (
     bootstrap_interval,
     interquartile_mean,
-    mean,
+    performance_profile,
     probability_of_improvement,
     student_interval,
 )
@@ -33,6 +33,7 @@ from utils.errors import missing_package
 
 try:
     from matplotlib.axes import Axes
+    from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 except ModuleNotFoundError as error:
@@ -40,6 +41,7 @@ except ModuleNotFoundError as error:
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")  # Okabe and Ito, without yellow
 LINES = ("-", "--", ":", "-.")  # with the colours: 28 curves that a colour-blind reader can tell apart
+MARKERS = ("o", "s", "^", "D")  # the same for dots
 BAND = "mean over seeds; band: 95% Student's t interval"
 Estimate = tuple[str, Any, float, tuple[Any, Any] | None]  # name, colour, estimate, ends of its interval
 
@@ -50,11 +52,14 @@ class Look:
 
     labels: dict[str, str]
     styles: dict[str, dict[str, Any]]
+    markers: dict[str, str]
     smooth: int = 1
 
 
 def make_look(groups: Groups, labels: Sequence[str] = (), smooth: int = 1) -> Look:
-    """Labels by experiment, those that are given first, and a colour and line for each. Exits if a label is none."""
+    """Labels by experiment, those that are given first, and a colour, line and marker for each. Exits if a label is
+    none.
+    """
     given = dict(
         label.split("=", 1) if "=" in label else fail(f"--labels takes NAME=LABEL, not {label}") for label in labels
     )
@@ -67,7 +72,8 @@ def make_look(groups: Groups, labels: Sequence[str] = (), smooth: int = 1) -> Lo
         name: {"color": COLORS[i % len(COLORS)], "linestyle": LINES[i // len(COLORS) % len(LINES)]}
         for i, name in enumerate(order)
     }
-    return Look({name: given.get(name, name) for name in order}, styles, smooth)
+    markers = {name: MARKERS[i // len(COLORS) % len(MARKERS)] for i, name in enumerate(order)}
+    return Look({name: given.get(name, name) for name in order}, styles, markers, smooth)
 
 
 def common_points(group: list[Run], key: str, size: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -107,7 +113,8 @@ def draw_curve(axes: Axes, group: list[Run], key: str, look: Look, over_time: bo
     if min(len(run.curves[key]) for run in group) < 3 and not is_training:
         points = np.concatenate([run.curves[key] for run in group])
         x = points[:, 1] / 60 if over_time else points[:, 0]
-        axes.plot(x, points[:, 2], "o", color=style["color"], markersize=4, label=label)
+        marker = look.markers[group[0].exp_name]
+        axes.plot(x, points[:, 2], marker, color=style["color"], markersize=4, label=label)
     elif not len(steps):
         for run in group:
             x = run.curves[key][:, 1] / 60 if over_time else run.curves[key][:, 0]
@@ -127,6 +134,13 @@ def limit(axes: Axes, values: Sequence[np.ndarray], has_origin: bool) -> None:
     room = 0.05 * (high - low) or 1.0
     axes.set_ylim(low - room, high + room)
     axes.set_xlim(left=0)
+
+
+def is_cut(axes: Axes) -> bool:
+    """Whether a band goes beyond the panel."""
+    low, high = axes.get_ylim()
+    paths = [path for band in axes.collections if isinstance(band, PolyCollection) for path in band.get_paths()]
+    return any(np.nanmin(y) < low or np.nanmax(y) > high for y in (np.asarray(path.vertices)[:, 1] for path in paths))
 
 
 def draw_pooled(axes: Axes, groups: Groups, scales: Scales, look: Look, over_time: bool) -> None:
@@ -152,6 +166,8 @@ def draw_pooled(axes: Axes, groups: Groups, scales: Scales, look: Look, over_tim
             axes.fill_between(x, *band, color=style["color"], alpha=0.15, linewidth=0)
     axes.set(title=f"{len(scales)} tasks together", ylabel="normalised IQM, band: 95% bootstrap")
     axes.set_xlabel("minutes of training" if over_time else "share of the steps")
+    axes.update_datalim([(0.0, 0.0)])
+    axes.autoscale_view()
     axes.set_xlim(left=0)
 
 
@@ -253,6 +269,8 @@ def draw(
             axes.set_ylabel("rating among own snapshots")
         else:
             axes.set(ylabel="score", ylim=(-0.03, 1.03))
+        if is_cut(axes):
+            axes.set_title(f"{axes.get_title()} (band cut at the edge)")
     if has_pooled:
         draw_pooled(grid[-1], groups, scales, look, over_time)
     for axes in grid:
@@ -310,11 +328,15 @@ def draw_profiles(groups: Groups, scales: Scales, look: Look) -> Figure:
     all_strata = normalised(groups, scales)
     top = max(float(np.max(values)) for strata in all_strata.values() for values in strata)
     thresholds = np.linspace(0.0, max(1.0, top), 200)
+
+    def profile(scores: np.ndarray) -> np.ndarray:
+        return performance_profile(scores, thresholds).T  # (t, resamples): intervals are over the last axis
+
     for name in (name for name in look.labels if name in all_strata):
-        above = [(values > thresholds[:, None]).astype(float) for values in all_strata[name]]
-        axes.plot(thresholds, mean(np.concatenate(above, axis=-1)), **look.styles[name], label=look.labels[name])
-        if min(values.shape[-1] for values in above) > 1:
-            band = bootstrap_interval(mean, above, resamples=2000)
+        strata = all_strata[name]
+        axes.plot(thresholds, profile(np.concatenate(strata)), **look.styles[name], label=look.labels[name])
+        if min(map(len, strata)) > 1:
+            band = bootstrap_interval(profile, strata, resamples=2000)
             axes.fill_between(thresholds, *band, color=look.styles[name]["color"], alpha=0.15, linewidth=0)
     axes.set(title=f"{len(scales)} tasks together", xlabel="normalised score", ylabel="share of the runs above it")
     axes.set(xlim=(0, thresholds[-1]), ylim=(0, 1.02))

@@ -6,8 +6,10 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.metadata import distributions
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +22,46 @@ def output_of(*command: str) -> str:
         return ""
 
 
-def sources_of(script: Path) -> list[Path]:
-    """A script and the project's modules that it imports, directly or through others, beside it or one folder above."""
+def sources_of(script: Path, env_id: str = "") -> list[Path]:
+    """A script and the project's modules that it imports, directly or through others, beside it or one folder above.
+
+    `env_id` may name the module of a task, as `module:id` or `module`. Strings of this form in the code count, too:
+    `utils.team_env` imports the built-in games by them.
+    """
     roots, found, waiting = (script.parent, script.parent.parent), {script}, [script]
+    names = re.findall(r"^(\w+(?:\.\w+)*)(?=:|$)", env_id)
     while waiting:
-        try:
-            tree = ast.parse(waiting.pop().read_bytes())
-        except SyntaxError:  # which the run will report
-            continue
-        for node in ast.walk(tree):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            for file in (f"{name.replace('.', '/')}.py" for name in names):
-                path = next((root / file for root in roots if (root / file).is_file()), None)  # as Python finds it
-                if path and path not in found:
-                    found.add(path)
-                    waiting.append(path)
+        with suppress(SyntaxError):  # which the run will report
+            names += names_in(ast.parse(waiting.pop().read_bytes()))
+        for name in {prefix for whole in names for prefix in accumulate(whole.split("."), "{}.{}".format)}:
+            path = module_path(name, roots)
+            if path and path not in found:
+                found.add(path)
+                waiting.append(path)
+        names = []
     return [script, *sorted(found - {script})]
 
 
-def hash_of(script: Path) -> str:
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """Names of what a file imports, among them those of things in modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and (match := re.fullmatch(r"(\w+(?:\.\w+)*):\w+", str(node.value))):
+            yield match[1]
+
+
+def module_path(name: str, roots: Sequence[Path]) -> Path | None:
+    """The file of a module in the first folder that has it, as Python finds it; None if there is none."""
+    files = [f"{name.replace('.', '/')}{ending}" for ending in ("/__init__.py", ".py")]
+    return next((root / file for root in roots for file in files if (root / file).is_file()), None)
+
+
+def hash_of(script: Path, env_id: str = "") -> str:
     """SHA-256 of a script and of the project's modules that it imports, as they are now."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources_of(script))).hexdigest()
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources_of(script, env_id))).hexdigest()
 
 
 def commit_of(sources: Sequence[Path]) -> dict[str, Any]:

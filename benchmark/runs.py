@@ -5,7 +5,7 @@ import json
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -229,6 +229,7 @@ def group_runs(runs: list[Run]) -> tuple[Groups, Groups, list[str]]:
         fail(f"RUNS takes finished runs, and none of these {len(runs)} has an evaluation at its last step")
     for group in groups.values():
         notes += notes_on(group)
+    notes += device_notes(run for group in groups.values() for run in group)
     notes += count_as_worst(groups)
     for task in dict.fromkeys(env_id for env_id, _ in groups):
         steps = [last_step(group) for (env_id, _), group in groups.items() if env_id == task]
@@ -258,11 +259,19 @@ def notes_on(group: list[Run]) -> list[str]:
         if group[0].sources and run.sources and group[0].sources != run.sources:
             scripts = f"{group[0].commit} in {group[0].folder.name}, {run.commit} in {run.folder.name}"
             notes.append(f"**Not of one kind**: the script is that of {scripts}.")
-    devices = Counter(run.device or "unknown" for run in group)
-    if len(devices) > 1:
-        counts = ", ".join(f"{count} on {device}" for device, count in devices.items())
-        notes.append(f"**Devices mixed**: of {group[0].env_id}, {group[0].exp_name}: {counts}.")
     return notes
+
+
+def device_notes(runs: Iterable[Run]) -> list[str]:
+    """How many runs of each experiment, over all tasks, were on which devices, if it was not one device for all."""
+    devices: dict[str, Counter[str]] = defaultdict(Counter)
+    for run in runs:
+        devices[run.exp_name][(run.device or "unknown").replace(", ", ", then ")] += 1
+    names = {name for counts in devices.values() for name in counts}
+    if len(names) < 2 and not any("," in name for name in names):
+        return []
+    each = [(name, ", ".join(f"{n} on {device}" for device, n in counts.items())) for name, counts in devices.items()]
+    return [f"**Devices mixed**: {'; '.join(f'{name}: {counts}' for name, counts in each)}."]
 
 
 def count_as_worst(groups: Groups) -> list[str]:

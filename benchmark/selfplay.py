@@ -5,7 +5,8 @@
     python -m benchmark.selfplay exploitability sweeps/ppo_sumo/runs/* --steps 1000000 --csv exploitability.csv
 
 Runs belong to the experiment of their --exp-name. Each run counts as one observation: intervals are Student's t over
-runs, or over the runs of both experiments.
+runs, or over the runs of both experiments. Only finished runs count; lines above a table name the others, and tell in
+what the runs of an experiment differ.
 """
 
 import csv
@@ -26,7 +27,7 @@ import tyro
 import ppo_selfplay
 import sac_selfplay
 from benchmark import fail
-from benchmark.runs import journal_of, provenance_of, read_curves, read_journal
+from benchmark.runs import Run, device_notes, journal_of, notes_on, provenance_of, read_all, read_curves, read_journal
 from benchmark.statistics import crossed_interval, student_interval
 from utils.cross_play import pairs_with_others, play_pairs
 from utils.evaluation import current_players, evaluate_run
@@ -105,12 +106,26 @@ def check_one_game(runs: Sequence[Path]) -> None:
             fail(f"RUNS takes runs of one script, and {runs[0]} and {run} are of two")
 
 
-def by_experiment(runs: Sequence[Path]) -> dict[str, list[Path]]:
-    """The runs of each experiment."""
-    groups = defaultdict(list)
-    for run in sorted(runs):
-        groups[str(read_args(run)["exp_name"])].append(run)
-    return groups
+def by_experiment(folders: Sequence[Path]) -> dict[str, list[Path]]:
+    """The finished runs of each experiment; prints which runs are left out, and in what the others differ.
+
+    Exits with one sentence if no run is finished.
+    """
+    runs, notes = read_all(folders)
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: run.folder):
+        if run.state == "finished":
+            groups[run.exp_name].append(run)
+    left_out = [f"{run.folder.name} ({run.state})" for run in runs if run.state != "finished"]
+    if left_out:
+        notes.append(f"Left out, {len(left_out)} of {len(runs)} runs: {', '.join(left_out)}.")
+    if not groups:
+        fail(f"RUNS takes finished runs of self-play, and none of these {len(runs)} is finished")
+    for group in groups.values():
+        notes += notes_on(group)
+    for note in notes + device_notes(run for group in groups.values() for run in group):
+        print(f"- {note}\n")
+    return {name: [run.folder for run in group] for name, group in groups.items()}
 
 
 def commit_of(run: Path) -> str:
@@ -180,7 +195,7 @@ def print_versus(args: Versus) -> None:
     if len(groups) < 2:
         fail(f"RUNS takes runs of two experiments or more, and these are of {', '.join(groups) or 'none'}")
     check_one_game([run for runs in groups.values() for run in runs])
-    script = script_of(args.runs[0])
+    script = script_of(next(iter(groups.values()))[0])
     loaded = {run: script.load_run(run, "runs") for runs in groups.values() for run in runs}
     print("| actions | experiment | against | score [95%] |\n|---|---|---|---|")
     for (ours, theirs), actions in itertools.product(itertools.combinations(groups, 2), args.actions):

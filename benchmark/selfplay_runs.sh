@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The studies in benchmark/results/ of the self-play scripts, one thread a run: bash benchmark/selfplay_runs.sh sumo (or pursuit, builds), in an
-# empty folder. The same command again goes on where it was cut off, and makes the tables at the end.
+# The studies in benchmark/results/ of the self-play scripts, one thread a run: bash benchmark/selfplay_runs.sh sumo (or pursuit,
+# builds, builds_box), in an empty folder. The same command again goes on where it was cut off, and makes the tables at the end.
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONPATH=$repository OMP_NUM_THREADS=1
@@ -41,15 +41,28 @@ case $1 in
     builds)
         for entropy in 0 0.01; do
             builds() { # NAME FLAGS
-                run "ppo_builds_$1_$entropy" ppo_selfplay.py builds "1 2 3" --total-timesteps 1500000 --save-steps 100000 \
+                run "ppo_builds_$1_$entropy" ppo_selfplay.py builds "1 2 3 4 5" --total-timesteps 1500000 --save-steps 100000 \
                     --env-kwargs '{"actions": "discrete"}' --ent-coef $entropy "${@:2}"
             }
             builds prioritized
             builds latest --play-against-latest-model-ratio 1
+            builds current --current-share 1
             builds uniform --opponent-sampling uniform
             builds newest --opponent-sampling uniform --newest-share 0.5
         done
         python -m benchmark.selfplay exploitability sweeps/ppo_builds_*/runs/* --csv "$repository/benchmark/results/selfplay_builds/exploitability.csv"
+        ;;
+    builds_box)
+        box() { # NAME FLAGS
+            run "ppo_box_$1" ppo_selfplay.py builds "1 2 3" --total-timesteps 3000000 "${@:2}"
+        }
+        box prioritized
+        box latest --play-against-latest-model-ratio 1
+        box uniform --opponent-sampling uniform
+        box newest --opponent-sampling uniform --newest-share 0.5
+        # the study's own file is of an older form, in which a run could not go on
+        python -m benchmark.selfplay exploitability sweeps/ppo_box_*/runs/* --csv box.csv
+        cp box.csv "$repository/benchmark/results/selfplay_builds/box.csv"
         ;;
     *) echo "unknown: $1" && exit 2 ;;
 esac

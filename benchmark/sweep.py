@@ -18,8 +18,9 @@ Of a script it asks for --env-id, --exp-name and --seed; that it writes runs/{en
 where --resume FOLDER goes on from checkpoint.pt, or refuses with the words of NOTHING_LEFT or UNREADABLE; that SIGTERM
 makes it write a checkpoint and end; and exit statuses: 0 finished, 1 failed, 2 bad arguments.
 
-A script's exit status 2 (bad arguments) ends the sweep, because the other runs would be refused, too. The corrected
-command, or one with a larger --total-timesteps, goes on in the same folder.
+A script's exit status 2 (bad arguments) ends the sweep, because the other runs would be refused, too: what waits in an
+array job of Slurm is cancelled. The corrected command, or one with a larger --total-timesteps, goes on in the same
+folder.
 
 The sweep's own exit status: 0 all runs finished, 1 a run failed, 2 bad arguments, 129, 130 or 143 stopped by SIGHUP,
 Ctrl-C or SIGTERM.
@@ -36,7 +37,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ except ModuleNotFoundError as error:
 REPOSITORY = Path(__file__).resolve().parents[1]
 NOTHING_LEFT = "--resume takes a run that has not finished"  # what a script says of a run that has
 UNREADABLE = "--resume takes a run folder with"  # of one that it cannot read; other refusals pass, such as W&B's
+REFUSED = "exit status 2: the script refuses these arguments"
+ON_CPU = "it ran on the CPU, though there is a GPU: is PyTorch a build for the CPU alone?"
 POLL_SECONDS = 0.1
 STOP_SECONDS = 300.0  # that a run has for its checkpoint after --time-limit
 PROGRESS_SECONDS = 60.0  # between two reports of what is running, where there is no terminal
@@ -148,10 +151,13 @@ class Job:
 
     @property
     def budget(self) -> int | None:
-        """--total-timesteps, if it is among the flags."""
+        """--total-timesteps, if it is among the flags; exits with one sentence if it is no integer."""
         words = [part for word in self.extra for part in word.split("=", 1)]
         values = [value for flag, value in pairwise(words) if flag.replace("_", "-") == "--total-timesteps"]
-        return int(values[-1]) if values and values[-1].isdecimal() else None
+        try:
+            return int(values[-1]) if values else None  # as tyro reads it: 1_000_000 is an integer
+        except ValueError:
+            fail(f"--total-timesteps takes an integer, not {values[-1]}")
 
     @property
     def command(self) -> list[str]:
@@ -231,6 +237,7 @@ def make_jobs(args: Args, extra: Sequence[str]) -> list[Job]:
         fail(
             "--script and --env-ids take one or more each, whose names differ (and --exp-name takes a single --script)"
         )
+    _ = jobs[0].budget
     if args.job is not None and not 0 <= args.job < len(jobs):
         fail(f"--job takes an integer from 0 to {len(jobs) - 1}, not {args.job}")
     return jobs
@@ -320,11 +327,12 @@ def run_job(job: Job, time_limit: float | None = None) -> int:
         if not (command := next_command(job)):
             return 0
         record: dict[str, Any] = {"time": utc_now(), "host": platform.node(), "command": command}
-        record |= {"sha256": hash_of(job.script), **commit_of(sources_of(job.script))}
+        record |= {"sha256": hash_of(job.script, job.env_id), **commit_of(sources_of(job.script, job.env_id))}
         record["threads"], record["gpu"] = os.environ.get("OMP_NUM_THREADS"), os.environ.get("CUDA_VISIBLE_DEVICES")
         deadline, is_late = time.monotonic() + 60 * (time_limit or float("inf")), False
         # on a line of its own, even if a full disk cut off the last one
-        print(f"\n{json.dumps(record)}", file=journal, flush=True)
+        start = record | {"machine": machine(), "versions": versions()}
+        print(f"\n{json.dumps(start)}", file=journal, flush=True)
         print(f"$ {shlex.join(command)}", file=log, flush=True)
         null, keep = subprocess.DEVNULL, [journal.fileno()]
         try:
@@ -351,6 +359,8 @@ def run_job(job: Job, time_limit: float | None = None) -> int:
             print(f"ended without a run folder runs/{job.name}__*", file=log)
             status = 1
         end = {"time": utc_now(), "exit": status, "run": run, "device": device_of(job)}
+        if end["device"] == "cpu" and "--no-cuda" not in job.extra and find_gpus():
+            print(f"warning: {ON_CPU}", file=log)
         print(json.dumps(record | end), file=journal)
         return status
 
@@ -406,14 +416,16 @@ def other_flags(job: Job) -> list[str]:
 
 def write_manifest(entries: Sequence[dict[str, Any]], jobs: Sequence[Job], argv: Sequence[str]) -> None:
     """Adds an entry for this start."""
-    path, sources = jobs[0].folder / "manifest.json", {job.exp_name: sources_of(job.script) for job in jobs}
+    path, sources = jobs[0].folder / "manifest.json", defaultdict[str, set[Path]](set)
+    for exp_name, script, env_id in {(job.exp_name, job.script, job.env_id) for job in jobs}:
+        sources[exp_name] |= set(sources_of(script, env_id))
     entry = {
         "time": utc_now(),
         "command": shlex.join(["python", "-m", "benchmark.sweep", *argv]),
         "scripts": {job.exp_name: [str(job.script), *job.extra] for job in jobs},
-        "sources": {name: list(map(str, paths)) for name, paths in sources.items()},
+        "sources": {name: sorted(map(str, paths)) for name, paths in sources.items()},
         "runs": [shlex.join(job.command) for job in jobs],
-        **commit_of(sorted({path for paths in sources.values() for path in paths})),
+        **commit_of(sorted(set().union(*sources.values()))),
         "versions": versions(),
         "machine": machine(),
         "environment": {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")},
@@ -430,6 +442,11 @@ def device_of(job: Job) -> str:
     text = job.log.read_text(errors="replace") if job.log.exists() else ""
     match = re.search(r" steps on (\w+)", re.split(r"^\$ .*\n", text, flags=re.MULTILINE)[-1])
     return match[1] if match else ""
+
+
+def missed_gpu(job: Job) -> bool:
+    """Whether the last attempt ran on the CPU of a machine that has a GPU, as `run_job` wrote there."""
+    return any(ON_CPU in line for line in read_log(job))
 
 
 def read_log(job: Job) -> list[str]:
@@ -495,6 +512,7 @@ def job_command(args: Args, job: Job, index: str) -> str:
     words += ["--env-ids", *args.env_ids, "--num-seeds", str(args.num_seeds), "--first-seed", str(args.first_seed)]
     words += ["--seeds", *map(str, args.seeds)] if args.seeds else []
     words += ["--time-limit", str(args.time_limit)] if args.time_limit is not None else []
+    words += ["--launcher", args.launcher] if args.launcher == "slurm" else []
     words += ["--folder", str(job.folder), *(["--exp-name", args.exp_name] if args.exp_name else [])]
     return f"exec {shlex.join(words)} --job {index} -- {shlex.join(job.extra)}"
 
@@ -560,12 +578,12 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start) -> int:
     states = {job: "waiting" if next_command(job) else "finished" for job in jobs}
     waiting = [job for job in jobs if states[job] == "waiting"]
     running: dict[int, tuple[Job, Process]] = {}
-    num_workers, is_refused = args.workers or 1, False
-    expects_gpu = args.launcher == "local" and "--no-cuda" not in jobs[0].extra and bool(find_gpus())
+    num_workers, is_refused, is_warned = args.workers or 1, False, False
     report_seconds = 1.0 if sys.stdout.isatty() else PROGRESS_SECONDS
     report_time = time.monotonic() + report_seconds
     say(f"{len(jobs)} runs in {jobs[0].folder}: {count_states(states)}")
-    others = [job.name for job in jobs if last_record(job).get("sha256", hash_of(job.script)) != hash_of(job.script)]
+    hashes = {key: hash_of(*key) for key in {(job.script, job.env_id) for job in jobs}}
+    others = [job.name for job in jobs if last_record(job).get("sha256") not in (None, hashes[job.script, job.env_id])]
     if others:
         say(f"warning: {len(others)} of them are the work of another version of the script: {', '.join(others)}")
     with Live(console=console, auto_refresh=False, transient=not sys.stdout.isatty()) as live:
@@ -595,12 +613,12 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start) -> int:
                 is_stopped = signals and status in (130, 137, 143, -signal.SIGTERM)
                 states[job] = "finished" if status == 0 else "stopped" if is_stopped else "failed"
                 say(", ".join([f"{states[job]}: {job.name}", *read_progress(job).values()]))
-                if expects_gpu and device_of(job) == "cpu":
-                    say("warning: it ran on the CPU, though there is a GPU: is PyTorch a build for the CPU alone?")
-                    expects_gpu = False
+                if not is_warned and missed_gpu(job):
+                    is_warned = True
+                    say(f"warning: {ON_CPU}")
                 if status == 2 and "--resume" not in last_record(job).get("command", ()) and not is_refused:
                     is_refused = True
-                    say("exit status 2: the script refuses these arguments, and no other run is started")
+                    say(f"{REFUSED}, and no other run is started")
                 if states[job] == "failed":
                     command = shlex.join(last_record(job).get("command", job.command))
                     say(f"exit status {status}; {job.log} ends with:")
@@ -636,6 +654,8 @@ def submit(jobs: Sequence[Job], args: Args) -> int:
     folder, queued = jobs[0].folder, queued_jobs(jobs[0].folder)
     missing = [job for job in jobs if job.name not in queued and state_of(job) not in ("finished", "running")]
     tasks = {str(jobs.index(job)): job.name for job in missing}
+    if cpu_jobs := [job.name for job in jobs if missed_gpu(job)]:
+        print(f"warning: the logs of {len(cpu_jobs)} runs, such as {cpu_jobs[0]}, say: {ON_CPU}")
     if not tasks:
         print("nothing to submit: all runs have finished, are running or are in Slurm's queue")
         return 0
@@ -689,8 +709,12 @@ def main(argv: list[str]) -> int:
         fail(f"--folder takes a folder that can be written to: {error}")
     if args.job is not None:
         status = run_job(jobs[args.job], args.time_limit)
-        if status == 143 and "SLURM_ARRAY_JOB_ID" in os.environ:
+        array, is_slurm = os.environ.get("SLURM_ARRAY_JOB_ID"), args.launcher == "slurm"
+        if array and status == 143:
             requeue()
+        if array and is_slurm and status == 2 and "--resume" not in last_record(jobs[args.job])["command"]:
+            print(f"{REFUSED}: what waits in this array is cancelled")
+            subprocess.run(["scancel", "--state=PENDING", array], check=False)
         return status
     with sweep_lock:
         if not lock(sweep_lock):

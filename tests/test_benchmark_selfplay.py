@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +20,7 @@ from benchmark.selfplay import (
     Exploitability,
     Scores,
     Versus,
+    by_experiment,
     first_times,
     print_exploitability,
     print_scores,
@@ -25,12 +28,23 @@ from benchmark.selfplay import (
 )
 
 
-def copy_as(run: Path, exp_name: str) -> Path:
-    """The same run, of another experiment."""
-    copy = shutil.copytree(run, run.with_name(exp_name))
-    run_args = json.loads((copy / "args.json").read_text()) | {"exp_name": exp_name}
+def copy_as(run: Path, name: str, **overrides: Any) -> Path:
+    """The same run, with other arguments."""
+    copy = shutil.copytree(run, run.with_name(name))
+    run_args = json.loads((copy / "args.json").read_text()) | overrides
     (copy / "args.json").write_text(json.dumps(run_args))
     return copy
+
+
+def write_run(folder: Path, **overrides: Any) -> Path:
+    """A run of 100 steps whose last evaluation is at step 100."""
+    run_args = {"save_steps": 1, "env_id": "sumo", "env_kwargs": {}, "teams": None, "symmetric": None, "seed": 1}
+    run_args |= {"norm_obs": True, "exp_name": "one", "total_timesteps": 100, "cuda": False}
+    folder.mkdir()
+    (folder / "args.json").write_text(json.dumps(run_args | overrides))
+    with SummaryWriter(str(folder)) as writer:
+        writer.add_scalar("eval/sumo_score_vs_random", 0.5, 100)
+    return folder
 
 
 @pytest.mark.slow
@@ -39,7 +53,7 @@ def test_versus_itself_is_a_draw(
 ) -> None:
     """Likeliest actions, so no noise; paired starts, swapped sides: a policy takes half of the points from itself."""
     run = train_selfplay(selfplay)
-    runs = [run, copy_as(run, "copy")]
+    runs = [run, copy_as(run, "copy", exp_name="copy"), copy_as(run, "cut", total_timesteps=9999)]
     name = json.loads((run / "args.json").read_text())["exp_name"]
     with monkeypatch.context() as patch:
         patch.delattr(selfplay.NormalActor, "noise")
@@ -56,14 +70,15 @@ def test_versus_itself_is_a_draw(
 def test_how_badly_runs_are_beaten(train_selfplay: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A best response for each run and policy. What is in the file already, or of another budget, is not mixed in."""
     runs = [train_selfplay(ppo_selfplay, seed=seed, total_timesteps=256) for seed in (1, 2)]
-    args = Exploitability(runs, tmp_path / "beaten.csv", steps=128, policies=("last", "uniform"), games=4)
+    cut = copy_as(runs[0], "cut", total_timesteps=9999)
+    args = Exploitability([*runs, cut], tmp_path / "beaten.csv", steps=128, policies=("last", "uniform"), games=4)
     print_exploitability(args)
     lines = capsys.readouterr().out.splitlines()
     rows = list(csv.DictReader(args.csv.open()))
     assert [(row["run"], row["policy"], row["steps"], row["behavior"]) for row in rows] == [
         (run.name, policy, "128", "sumo") for policy in ("last", "uniform") for run in runs
     ]
-    assert len(list(Path("runs").iterdir())) == 6
+    assert len(list(Path("runs").iterdir())) == 7
     for number, policy in enumerate(args.policies):
         scores = [float(row["score"]) for row in rows if row["policy"] == policy]
         assert lines[-1].split(" | ")[2 + number].startswith(f"{sum(scores) / 2:.2f} [")
@@ -71,14 +86,14 @@ def test_how_badly_runs_are_beaten(train_selfplay: Train, capsys: pytest.Capture
     args.csv.write_text(content + content.splitlines()[1].replace(",128,", ",256,") + "\n")
     print_exploitability(args)
     assert capsys.readouterr().out.splitlines()[-1] == lines[-1]
-    assert len(list(Path("runs").iterdir())) == 6
+    assert len(list(Path("runs").iterdir())) == 7
     own = replace(args, weights="own", policies=("last",), runs=runs[:1])
     print_exploitability(own)
     assert list(csv.DictReader(args.csv.open()))[-1]["weights"] == "own"
     starts = [json.loads((run / "args.json").read_text())["initialize_from"] for run in Path("runs").iterdir()]
     assert [start for start in starts if start is not None] == [str(runs[0])]
     print_exploitability(own)
-    assert len(list(Path("runs").iterdir())) == 7
+    assert len(list(Path("runs").iterdir())) == 8
 
 
 def test_the_first_time_above_a_threshold(tmp_path: Path) -> None:
@@ -93,11 +108,31 @@ def test_the_first_time_above_a_threshold(tmp_path: Path) -> None:
     assert first_times(tmp_path) == {"eval/sumo_score_vs_charge": (curve[2, 1], 200)}
 
 
+def test_what_is_not_finished_is_left_out_and_what_differs_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the table; where nothing is finished there is no table."""
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=2, gamma=0.5)]
+    runs += [write_run(tmp_path / "c", exp_name="two", cuda=True)]
+    cut = [write_run(tmp_path / name, total_timesteps=200) for name in "de"]
+    assert by_experiment([*cut, *runs]) == {"one": runs[:2], "two": runs[2:]}
+    assert capsys.readouterr().out.split("\n\n") == [
+        "- Left out, 2 of 5 runs: d (unfinished), e (unfinished).",
+        "- **Not of one kind**: --gamma is not a flag in a, 0.5 in b.",
+        "- **Devices mixed**: one: 2 on cpu; two: 1 on unknown.",
+        "",
+    ]
+    with pytest.raises(SystemExit, match="2"):
+        by_experiment(cut)
+    error = "error: RUNS takes finished runs of self-play, and none of these 2 is finished\n"
+    assert capsys.readouterr().err == error
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
         (None, "RUNS takes runs of two experiments or more, and these are of one"),
-        ({}, "RUNS takes run folders of self-play, and {run} is none"),
+        ({"save_steps": "none"}, "RUNS takes run folders of self-play, and {run} is none"),
         ({"env_kwargs": {"actions": "discrete"}}, "RUNS takes runs of one --env-kwargs, and "),
         ({"buffer_size": 5}, "RUNS takes runs of one script, and "),
     ],
@@ -106,16 +141,13 @@ def test_bad_sets(
     other: dict[str, Any] | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One sentence on standard error, and exit status 2."""
-    shared: dict[str, Any] = {"save_steps": 1, "env_id": "sumo", "env_kwargs": {}, "teams": None, "symmetric": None}
-    shared |= {"norm_obs": True, "exp_name": "one"}
-    runs = [tmp_path / "a", tmp_path / "b"]
-    for run in runs:
-        run.mkdir()
-    (runs[0] / "args.json").write_text(json.dumps(shared))
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", **other or {})]
     for experiment, tabulate in (("one", print_scores), ("two", print_versus)):
         if other is None and tabulate is print_scores:
             continue
-        second = shared | other | {"exp_name": experiment} if other else {}
+        second = json.loads((runs[1] / "args.json").read_text()) | {"exp_name": experiment}
+        if other == {"save_steps": "none"}:
+            second.pop("save_steps", None)
         (runs[1] / "args.json").write_text(json.dumps(second))
         args: Any = (Scores if tabulate is print_scores else Versus)(runs=runs[:1] if other is None else runs)
         with pytest.raises(SystemExit, match="2"):
@@ -133,9 +165,30 @@ def test_scores(selfplay: ModuleType, train_selfplay: Train, tmp_path: Path) -> 
     rates = ("learning_rate",) if selfplay.__name__ == "ppo_selfplay" else ("policy_lr", "q_lr", "alpha_lr")
     frozen = dict.fromkeys(rates, 0.0) | {"norm_obs": False}
     runs = [train_selfplay(selfplay, seed=1, **frozen), train_selfplay(selfplay, seed=2, **frozen)]
-    print_scores(Scores(runs=runs, games=20, csv=tmp_path / "scores.csv"))
+    cut = copy_as(runs[0], "cut", total_timesteps=9999)
+    print_scores(Scores(runs=[*runs, cut], games=20, csv=tmp_path / "scores.csv"))
     rows = list(csv.DictReader((tmp_path / "scores.csv").open()))
     assert [row["game"] for row in rows] == 2 * [f"sumo vs {name}" for name in ("random", "charge", "centre")]
     assert [row["run"] for row in rows] == 3 * [runs[0].name] + 3 * [runs[1].name]
     assert all(row["score"] == row["untrained"] for row in rows)
     assert {row["commit"] for row in rows} == {""}  # these runs are of no sweep
+
+
+def test_the_study_with_box_actions_can_be_made_again(tmp_path: Path) -> None:
+    """Its script asks for what its page says: four sweeps of three seeds, and a file in the study's folder."""
+    script, study = tmp_path / "benchmark/selfplay_runs.sh", tmp_path / "benchmark/results/selfplay_builds"
+    study.mkdir(parents=True)
+    shutil.copy(Path(__file__).parents[1] / "benchmark/selfplay_runs.sh", script)
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$@" >> words\ntouch box.csv\n')
+    (tmp_path / "python").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["bash", str(script), "builds_box"], cwd=tmp_path, env=os.environ | {"PATH": path}, check=True)
+    *sweeps, last = (tmp_path / "words").read_text().splitlines()
+    rules = ["", " --play-against-latest-model-ratio 1", " --opponent-sampling uniform"]
+    rules.append(f"{rules[-1]} --newest-share 0.5")
+    flags = " --env-ids builds --seeds 1 2 3 --workers 2 -- --eval-freq 250000 --eval-games 200 --no-cuda"
+    assert [line.partition(" --env-ids")[2] for line in sweeps] == [
+        f"{flags} --total-timesteps 3000000{rule}".partition(" --env-ids")[2] for rule in rules
+    ]
+    assert last.startswith("-m benchmark.selfplay exploitability sweeps/ppo_box_")
+    assert (study / "box.csv").exists()

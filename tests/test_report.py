@@ -539,6 +539,38 @@ def test_a_dozen_experiments_can_be_told_apart(tmp_path: Path) -> None:
     assert legend.get_window_extent().y1 < min(axes.get_window_extent().y0 for axes in figure.axes)
 
 
+def test_returns_are_shown_with_their_origin(tmp_path: Path) -> None:
+    """Zero is in the panel of a task and in that of all tasks, also where all returns are far above or below it."""
+    for sign in (1, -1):
+        values = [1000.0 * sign, 1100.0 * sign, 1200.0 * sign]
+        folders = [write_run(tmp_path / str(sign), f"{task}-v1", "ppo", 1, values) for task in "AB"]
+        for axes in draw(grouped(folders), {"A-v1": (0.0, 10.0), "B-v1": (0.0, 10.0)}, over_time=False).axes:
+            low, high = axes.get_ylim()
+            assert low < 0 < high
+            assert axes.get_xlim()[0] == 0
+
+
+def test_a_band_that_is_cut_is_named(tmp_path: Path) -> None:
+    """The panel is as high as the curves of the runs; a title says where the band of two of them goes beyond it."""
+    returns = {
+        ("A-v1", 1): [1.0, 2.0, 3.0],
+        ("A-v1", 2): [1.0, 2.0, 4.0],
+        ("B-v1", 1): [5.0] * 3,
+        ("B-v1", 2): [5.0] * 3,
+    }
+    groups = grouped(write_run(tmp_path, task, "ppo", seed, own) for (task, seed), own in returns.items())
+    panels = [axes for axes in draw(groups, {}, over_time=False).axes if axes.get_title()]
+    assert [axes.get_title() for axes in panels] == ["A-v1 (band cut at the edge)", "B-v1"]
+
+
+def test_a_dozen_experiments_with_few_evaluations_can_be_told_apart(tmp_path: Path) -> None:
+    """Their dots have a colour and a marker of their own."""
+    groups = grouped(write_run(tmp_path, "Toy-v1", f"ppo_{i:02}", 1, [float(i)]) for i in range(12))
+    lines = draw(groups, {}, over_time=False).axes[0].get_lines()
+    dots = [line for line in lines if line.get_linestyle() == "None"]
+    assert len({(line.get_color(), line.get_marker()) for line in dots}) == len(dots) == 12
+
+
 def test_few_evaluations_are_dots_over_training_returns(tmp_path: Path) -> None:
     """One dot a run and evaluation, and the mean of the training returns as a thin line."""
     folders = [write_run(tmp_path, "Toy-v1", "ppo", seed, [100.0, 200.0 + seed]) for seed in range(3)]
@@ -648,6 +680,18 @@ def test_a_random_policy_may_be_the_worst(tmp_path: Path, monkeypatch: pytest.Mo
     assert [run.curves["eval/return_mean"][-1, 2] for run in group] == [4.0, -7.0]
 
 
+def test_a_failed_run_of_self_play_counts_as_zero(tmp_path: Path) -> None:
+    """Which is to lose all games, and less than what the worst of the others scored."""
+    runs = [write_run(tmp_path / "runs", "sumo", "ppo", seed, []) for seed in (1, 2)]
+    for run, step in zip(runs, (1000, 500), strict=True):
+        write_events(run / "events.out.tfevents.1", 5.0, [(6.0, step, "eval/sumo_score_vs_random", 0.75)])
+    runs = [end_with(run, status) for run, status in zip(runs, (0, 1), strict=True)]
+    groups, _, notes = group_runs(read_all(runs))
+    ends = [run.curves["eval/sumo_score_vs_random"][-1, 2] for run in groups["sumo", "ppo"]]
+    assert ends == [0.75, 0.0]
+    assert f"**Failed**: {runs[1].name} after step 500; counted as 0.000, the worst of the task." in notes
+
+
 def test_evaluations_that_do_not_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The report is made: these runs are drawn one by one."""
     for seed, step in ((1, 400), (2, 900)):
@@ -663,17 +707,25 @@ def test_evaluations_that_do_not_overlap(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_devices_are_not_mixed_in_silence(tmp_path: Path) -> None:
-    """The journal has the device that a run had; without one, --no-cuda tells."""
-    runs = [
-        write_journal(
-            write_run(tmp_path / "runs", "Toy-v1", "ppo", 1, [1.0]), {"command": ["p", "a"], "device": "cuda"}
-        )
-    ]
-    runs += [write_run(tmp_path / "runs", "Toy-v1", "ppo", seed, [1.0], cuda=False) for seed in (2, 3)]
-    *_, notes = group_runs(read_all(runs))
-    assert "**Devices mixed**: of Toy-v1, ppo: 1 on cuda, 2 on cpu." in notes
-    *_, notes = group_runs(read_all(runs[1:]))
-    assert not any("Devices" in note for note in notes)
+    """The journal has the devices that a run had; without one, --no-cuda tells. Runs count of all tasks and experiments
+    that the report compares, and so do runs that were resumed on another device.
+    """
+
+    def notes(*runs: Path) -> list[str]:
+        return [note for note in group_runs(read_all(runs))[2] if "Devices" in note]
+
+    def on(device: str, task: str, exp_name: str, seed: int) -> Path:
+        starts = [{"command": ["p", "a", "--resume"][: 2 + i], "device": x} for i, x in enumerate(device.split())]
+        return write_journal(write_run(tmp_path / "runs", task, exp_name, seed, [1.0]), *starts)
+
+    cpu = [write_run(tmp_path / "runs", "Toy-v1", "ppo", seed, [1.0], cuda=False) for seed in (2, 3)]
+    assert notes(*cpu) == []
+    cuda = on("cuda", "Toy-v1", "ppo", 1)
+    assert notes(cuda, *cpu) == ["**Devices mixed**: ppo: 1 on cuda, 2 on cpu."]
+    assert notes(on("cuda", "Other-v1", "ppo", 1), *cpu) == ["**Devices mixed**: ppo: 1 on cuda, 2 on cpu."]
+    assert notes(on("cuda", "Toy-v1", "sac", 1), *cpu) == ["**Devices mixed**: ppo: 2 on cpu; sac: 1 on cuda."]
+    resumed = on("cpu cuda", "Toy-v1", "ppo", 4)
+    assert notes(resumed) == ["**Devices mixed**: ppo: 1 on cpu, then cuda."]
 
 
 # === Page and figures =================================================================================================
@@ -736,8 +788,11 @@ def test_intervals_profiles_and_improvements_are_drawn(folders: list[Path]) -> N
 
     profile, *_ = draw_profiles(groups, scales, look).axes[0].get_lines()
     iqms = scipy.stats.trim_mean(THEIRS[:, :2], 0.25, axis=0)
-    for threshold, share in xy(profile)[::20]:
+    best, threshold = (OURS[:, :2] / iqms).max(), xy(profile)[-1, 0]
+    assert best == pytest.approx(threshold)  # the best run is at the last threshold, and so not above it
+    for threshold, share in xy(profile)[:-1:20]:
         assert share == pytest.approx((OURS[:, :2] / iqms > threshold).mean())
+    assert xy(profile)[-1, 1] == 0.0
     lines = draw_improvement(groups, None, look).axes[0].get_lines()
     probability, low, high = probability_of_improvement(list(OURS.T[:2]), list(THEIRS.T[:2]))
     np.testing.assert_allclose([xy(line)[:, 0].mean() for line in lines[1:4:2]], [probability, 1 - probability])
@@ -814,7 +869,7 @@ def test_selfplay(train_selfplay: Train, tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(SystemExit, match="2"):
         main(Args(runs=runs, output=tmp_path / "sumo", cross_play=True))
     assert capsys.readouterr().err.startswith("error: RUNS takes runs of one --norm-obs, and ")
-    panels = {axes.get_title(): axes for axes in draw(groups, {}, over_time=False).axes}
+    panels = {axes.get_title().partition(" (band")[0]: axes for axes in draw(groups, {}, over_time=False).axes}
     ratings = [run.curves["selfplay/rating_sumo"] for run in read_all(runs)]
     np.testing.assert_allclose(xy(panels["sumo: rating of sumo"].get_lines()[0])[:, 1], np.mean(ratings, axis=0)[:, 2])
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -112,11 +113,11 @@ def test_scripts_are_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_libraries_are_measured_beside(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "steps"), [("sac_continuous.py", "100"), ("ppo_continuous.py", "256")])
+def test_libraries_are_measured_beside(name: str, steps: str, tmp_path: Path) -> None:
     """Stable-Baselines3, and SBX where it is installed: in the same rounds, with ratios that follow from the times."""
     libraries = ["sb3", *(["sbx"] if find_spec("sbx") else [])]
-    name = "sac_continuous.py"
-    words = ["--script", name, "--env-id", "Pendulum-v1", "--rounds", "1", "--num-steps", "128", "--steps", "100"]
+    words = ["--script", name, "--env-id", "Pendulum-v1", "--rounds", "1", "--num-steps", "128", "--steps", steps]
     words += ["--against", *libraries, "--output", str(tmp_path / "x")]
     result = subprocess.run([sys.executable, "-m", "benchmark.speed", *words], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -162,12 +163,12 @@ class FakeLibrary:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: dict[str, Any] = {}
-        self.envs: list[str] = []
+        self.envs: list[tuple[str, dict[str, Any]]] = []
         library = self
 
         class Envs:
             def __init__(self, *args: Any, **kwargs: Any) -> None:
-                library.envs.append(type(self).__name__)
+                library.envs.append((type(self).__name__, kwargs))
 
         class VecNormalize(Envs):
             pass
@@ -203,9 +204,10 @@ def test_libraries_do_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """PPO normalises as the script does, SAC does not; both do the script's updates; buffers can be full."""
     library = FakeLibrary(monkeypatch)
     args = speed.Args(["ppo_continuous.py"], env_id="Pendulum-v1", steps=100)
-    result = speed.measure_library("sb3", "ppo_continuous.py", speed.make_case("ppo_continuous.py", args), args)
-    assert result["wall"] > 0
-    assert library.envs == ["Envs", "VecNormalize"]
+    case = speed.make_case("ppo_continuous.py", args)
+    case = replace(case, flags=(*case.flags, "--gamma", "0.5"))
+    assert speed.measure_library("sb3", "ppo_continuous.py", case, args)["wall"] > 0
+    assert library.envs == [("Envs", {}), ("VecNormalize", {"gamma": 0.5})]  # which scales the returns by it
     made = library.made
     assert (made["env"], made["n_steps"], made["n_epochs"], made["batch_size"]) == ("VecNormalize", 2048, 10, 64)
     for full_buffer in (False, True):

@@ -217,8 +217,33 @@ def test_sources(tmp_path: Path) -> None:
     assert provenance.hash_of(project / "a.py") == before
     (project / "utils/elo.py").write_text("# changed\n")
     assert provenance.hash_of(project / "a.py") != before
+    for name in ("game.py", "games/__init__.py", "games/one.py"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("")
+    modules = provenance.sources_of(project / "variants/b.py", "games.one:Toy-v0")[1:3]
+    assert modules == [project / "games/__init__.py", project / "games/one.py"]
+    assert provenance.sources_of(project / "a.py", "game")[1] == project / "game.py"
+    assert provenance.sources_of(project / "a.py", "Toy-v0") == provenance.sources_of(project / "a.py")
+    assert provenance.hash_of(project / "a.py", "game:Toy") == provenance.hash_of(project / "a.py")  # an empty file
+    (project / "game.py").write_text("# changed\n")
+    assert provenance.hash_of(project / "a.py", "game:Toy") != provenance.hash_of(project / "a.py")
     (project / "a.py").write_text("def")
     assert provenance.hash_of(project / "a.py") == hashlib.sha256(b"def").hexdigest()
+
+
+def test_sources_of_a_game() -> None:
+    """All modules of the project that a self-play script has loaded when it has made a game are its sources."""
+    code = f"""
+import sys
+import ppo_selfplay
+ppo_selfplay.make_env(ppo_selfplay.Args(env_id="sumo"), 1)
+files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+print(*(file for file in files if file.startswith({str(ROOT)!r})), sep="\\n")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {Path(line) for line in result.stdout.splitlines()}
+    assert ROOT / "utils/games.py" in loaded
+    assert loaded <= set(provenance.sources_of(ROOT / "ppo_selfplay.py", "sumo"))
 
 
 def test_another_version_of_the_script_is_named(run: Sweep) -> None:
@@ -439,6 +464,7 @@ def test_a_changed_command_is_refused(run: Sweep) -> None:
         ("--seed", ("--", "--seed", "3")),
         ("--env-id", ("--", "--env_id=A")),
         ("--resume", ("--", "--resume", "runs/a")),
+        ("--total-timesteps", ("--", "--total-timesteps", "1e6")),
     ],
 )
 def test_bad_input(flag: str, words: tuple[str, ...], run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,6 +509,45 @@ def test_gpus_are_shared_out(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> Non
 SBATCH = """for i in $(sed -n 's/.*--array=\\([0-9,]*\\).*/\\1/p' $2 | tr , ' '); do
 SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=$i bash $2 >> out
 done; echo '7;cluster'"""  # runs the tasks before it ends
+
+
+def test_slurm_cancels_what_would_be_refused(run: Sweep) -> None:
+    """The first refusal takes all other runs out of the queue."""
+    add_command("sbatch", SBATCH.replace("do\n", "do [ -e cancelled ] && break\n"))
+    add_command("scancel", f'echo "$@" >> {Path("cancelled").resolve()}')  # a task is in another folder
+    assert run("--num-seeds", "3", "--launcher", "slurm", "--", "--total-timestep", "two").status == 0
+    assert Path("cancelled").read_text() == "--state=PENDING 7\n"
+    assert [record["exit"] for record in records("*") if "exit" in record] == [2]
+
+
+def test_a_refused_resume_cancels_nothing(run: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the refusal of one checkpoint; nor does a local sweep in an array job cancel that one."""
+    add_command("scancel", "touch cancelled")
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    assert run("--job", "0", "--exp-name", "x", "--", "--total-timestep", "two").status == 2
+    assert run("--", "--total-timesteps", "2").status == 0
+    (checkpoint,) = Path("sweep/runs").glob("*/checkpoint.pt")
+    checkpoint.write_text("half")
+    assert run("--job", "0", "--launcher", "slurm", "--", "--total-timesteps", "4").status == 2
+    assert not Path("cancelled").exists()
+
+
+def test_a_run_has_the_facts_of_its_node(run: Sweep) -> None:
+    """Its machine and versions are not those of the host that submits it, which has no GPU here."""
+    add_command("on_node", "echo 'GPU 0: A (UUID: GPU-aa)'")
+    Path("node").mkdir()
+    Path("bin/on_node").rename("node/nvidia-smi")
+    add_command("sbatch", f"PATH=$PWD/node:$PATH\n{SBATCH}")
+    words = ("--num-seeds", "2", "--launcher", "slurm")
+    assert run(*words).status == 0
+    (entry,) = json.loads(Path("sweep/manifest.json").read_text())
+    record, *_ = records("Toy-v0__toy_script__1")
+    assert (entry["machine"]["gpus"], record["machine"]["gpus"]) == ([], ["GPU 0: A (UUID: GPU-aa)"])
+    assert record["versions"]["pytest"] == pytest.__version__
+    warning = (
+        "warning: the logs of 2 runs, such as Toy-v0__toy_script__1, say: it ran on the CPU, though there is a GPU"
+    )
+    assert warning in run(*words, "--dry-run").output
 
 
 @pytest.mark.slow
@@ -627,6 +692,8 @@ def test_the_budget_may_grow(run: Sweep) -> None:
     assert [steps(f"Toy-v0__toy_script__{seed}") for seed in (1, 2)] == [list(range(1, 7))] * 2
     assert records("Toy-v0__toy_script__1")[-1]["command"][-2:] == ["--total-timesteps", "6"]
     assert run(*words, "--total-timesteps", "6").output.endswith(": 2 finished\n2 finished\n")
+    assert run("--", "--total-timesteps", "1_0").status == 0
+    assert steps("Toy-v0__toy_script__1") == list(range(1, 11))
     for extra in (("--total-timesteps", "5"), ("--total-timesteps", "7", "--note", "x")):
         assert "only --total-timesteps may grow" in run(*words, *extra).error
 
