@@ -3,9 +3,9 @@
     python tests/mutants.py              # all mutants
     python tests/mutants.py --only 3 17  # some of them
 
-Prints a Markdown table. A mutant is killed if one of its tests fails on it. First all these tests must pass on the
-unchanged code. Tests marked slow are left out, and so is `tests/test_siblings.py`: it notices any change of code that
-two scripts share.
+Prints a Markdown table. A mutant is killed if one of its tests fails on it. If its tests take too long, or if pytest
+cannot run them, it is not judged. First all these tests must pass on the unchanged code. Tests marked slow are left
+out, and so is `tests/test_siblings.py`: it notices any change of code that two scripts share.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +44,10 @@ ELO, POOL, MATCHES, TEAM_ENV = "utils/elo.py", "utils/snapshot_pool.py", "utils/
 GAMES, CROSS_PLAY, EVALUATION = "utils/games.py", "utils/cross_play.py", "utils/evaluation.py"
 STACK, RUN = "utils/policy_stack.py", "utils/run.py"
 STATISTICS, RUNS = "benchmark/statistics.py", "benchmark/runs.py"
+EXPORT, PLAY, DEMONSTRATIONS = "utils/export.py", "utils/play.py", "utils/demonstrations.py"
+VIDEO, CLUSTER = "utils/video.py", "utils/cluster.py"
+RECURRENT, REWARDS, CROSSQ = "variants/sac_recurrent.py", "variants/sac_rewards.py", "variants/sac_crossq.py"
+PIXELS, VALUE_NETWORK, RAY = "variants/sac_pixels.py", "variants/sac_value_network.py", "variants/sac_ray.py"
 
 SAC_TESTS, PPO_TESTS = "tests/test_sac_update.py", "tests/test_ppo_update.py"
 SELFPLAY_TESTS, GAE_TESTS, MOMENT_TESTS = (
@@ -54,6 +59,10 @@ ENVIRONMENT_TESTS = "tests/test_environments.py"
 ELO_TESTS, POOL_TESTS = "tests/test_elo.py", "tests/test_snapshot_pool.py"
 MATCHES_TESTS = "tests/test_matches.py tests/test_turns.py"
 REPORT_TESTS = "tests/test_report.py"
+EXPORT_TESTS, PLAY_TESTS, VIDEO_TESTS = "tests/test_export.py", "tests/test_play.py", "tests/test_video.py"
+RECURRENT_TESTS, REWARDS_TESTS = "tests/test_sac_recurrent.py", "tests/test_sac_rewards.py"
+CROSSQ_TESTS, PIXELS_TESTS, RAY_TESTS = "tests/test_sac_crossq.py", "tests/test_sac_pixels.py", "tests/test_sac_ray.py"
+VALUE_NETWORK_TESTS = "tests/test_variants.py"
 
 MUTANTS = [
     # --- losses and updates: SAC ---
@@ -197,8 +206,8 @@ MUTANTS = [
     ),
     Mutant(
         PPO_SELFPLAY,
-        "age >= args.save_steps or (next_learner != learner and age > 0)",
-        "age >= args.save_steps",
+        "num_steps >= args.save_steps or (next_learner != learner and num_steps > 0)",
+        "num_steps >= args.save_steps",
         "no snapshot at the end of a turn",
         "tests/test_turns.py tests/test_selfplay_runs.py",
     ),
@@ -616,6 +625,327 @@ MUTANTS = [
         "a failed run counts as the best",
         REPORT_TESTS,
     ),
+    # --- PPO with self-play, second set ---
+    Mutant(
+        PPO_SELFPLAY,
+        "    log_prob = agent.actor.log_prob(agent(raw_obs), masks, actions)\n"
+        "    if valid.any():\n"
+        "        agent.obs_rms.update(raw_obs[valid])\n"
+        "        agent.return_rms.update(to_device(rollout.discounted_returns)[valid])\n",
+        "    if valid.any():\n"
+        "        agent.obs_rms.update(raw_obs[valid])\n"
+        "        agent.return_rms.update(to_device(rollout.discounted_returns)[valid])\n"
+        "    log_prob = agent.actor.log_prob(agent(raw_obs), masks, actions)\n",
+        "old log-probabilities under the new statistics",
+        PPO_TESTS,
+    ),
+    Mutant(
+        PPO_SELFPLAY,
+        "(b_returns - b_values).var() / b_returns.var()",
+        "(b_returns - b_values).var() / b_values.var()",
+        "explained variance: divided by that of the values",
+        PPO_TESTS,
+    ),
+    Mutant(
+        PPO_SELFPLAY,
+        'torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()',
+        'epoch_metrics[-1]["losses/approx_kl"]',
+        "target KL: compared with that of the last minibatch",
+        PPO_TESTS,
+    ),
+    # --- export ---
+    Mutant(
+        EXPORT,
+        'actions = actions if hasattr(self.agent, "policy") else actions.tanh()',
+        "actions = actions.tanh()",
+        "PPO's actions are squashed as SAC's are",
+        EXPORT_TESTS,
+    ),
+    Mutant(
+        EXPORT,
+        "return self.to_task(actions), torch.cat([actions, state], dim=1)",
+        "return self.to_task(actions), torch.cat([self.to_task(actions), state], dim=1)",
+        "the memory holds the action in the task's units",
+        EXPORT_TESTS,
+    ),
+    Mutant(
+        EXPORT,
+        "space = spaces[0] if all(other == spaces[0] for other in spaces) else space",
+        "space = Box(-1.0, 1.0, spaces[0].shape) if not branches else space",
+        "PettingZoo: actions in [-1, 1], not in its own units",
+        EXPORT_TESTS,
+    ),
+    Mutant(
+        EXPORT,
+        "if not all(error <= limit for error, limit in errors):",
+        "if any(error > limit for error, limit in errors):",
+        "a NaN is no difference from the script's actions",
+        EXPORT_TESTS,
+    ),
+    # --- play ---
+    Mutant(
+        PLAY,
+        "return (x or [0])[-1], (y or [0])[-1]",
+        "return (x or [0])[0], (y or [0])[0]",
+        "of two opposite keys the older one counts",
+        PLAY_TESTS,
+    ),
+    Mutant(
+        PLAY,
+        "None if number is None else (number - 1) % 10",
+        "None if number is None else number - 1",
+        "key 0 is not the tenth choice",
+        PLAY_TESTS,
+    ),
+    Mutant(
+        PLAY,
+        "game_scores(result.scores[0])[self.team, others]",
+        "game_scores(result.scores[0])[others, self.team]",
+        "the opponents' score counts as the person's",
+        PLAY_TESTS,
+    ),
+    Mutant(
+        PLAY,
+        "rng.choice(len(members), p=player.shares or None)",
+        "rng.choice(len(members))",
+        "a mixture of policies is drawn from uniformly",
+        PLAY_TESTS,
+    ),
+    # --- demonstrations ---
+    Mutant(
+        DEMONSTRATIONS,
+        "columns.append([x[running] for x in",
+        "columns.append([x for x in",
+        "steps after an episode's end are recorded",
+        REWARDS_TESTS,
+    ),
+    Mutant(
+        DEMONSTRATIONS,
+        "for x in (obs, actions, rewards, final_obs, terminations)])",
+        "for x in (obs, actions, rewards, next_obs, terminations)])",
+        "the first observation of the next episode is recorded",
+        REWARDS_TESTS,
+    ),
+    Mutant(
+        DEMONSTRATIONS,
+        "for x in (obs, actions, rewards, final_obs, terminations)])",
+        "for x in (obs, actions, rewards, final_obs, terminations | truncations)])",
+        "a truncation is recorded as a termination",
+        REWARDS_TESTS,
+    ),
+    Mutant(
+        DEMONSTRATIONS,
+        "2_000_000 + seed * num_episodes",
+        "2_000_000 + seed",
+        "episodes of two seeds are the same but for one",
+        REWARDS_TESTS,
+    ),
+    # --- pictures ---
+    Mutant(
+        VIDEO,
+        "np.linspace(0, len(frames) - 1, min(count, len(frames)))",
+        "np.linspace(0, len(frames) - 1, min(count, len(frames)), endpoint=False)",
+        "strip without the last picture",
+        VIDEO_TESTS,
+    ),
+    Mutant(
+        VIDEO,
+        "size * side / max(frames[0].shape[:2])",
+        "size * side / frames[0].shape[0]",
+        "strip: scaled by the height, not by the longer side",
+        VIDEO_TESTS,
+    ),
+    Mutant(
+        VIDEO,
+        "(0, height % 2), (0, width % 2), (0, 0)",
+        "(0, width % 2), (0, height % 2), (0, 0)",
+        "video: padding of height and width confused",
+        VIDEO_TESTS,
+    ),
+    # --- cluster ---
+    Mutant(
+        CLUSTER,
+        "return min(self.buffer.total, len(self.buffer.data))",
+        "return self.buffer.total",
+        "a shard counts transitions that are overwritten",
+        RAY_TESTS,
+    ),
+    Mutant(
+        CLUSTER,
+        "(x - before.get(name, 0.0)) / (self.time - then)",
+        "x / (self.time - then)",
+        "rates: the growth since the start, not since the last call",
+        RAY_TESTS,
+    ),
+    Mutant(
+        CLUSTER,
+        "sum(int(x / worker_cpus) for x in cores)",
+        "int(sum(cores) / worker_cpus)",
+        "a worker has cores of two machines",
+        RAY_TESTS,
+    ),
+    # --- variants: memory ---
+    Mutant(
+        RECURRENT,
+        "self.advance(inputs[begin:end], state * ~starts[begin, :, None])",
+        "self.advance(inputs[begin:end], state)",
+        "burn-in: the memory outlives an episode",
+        RECURRENT_TESTS,
+    ),
+    Mutant(
+        RECURRENT,
+        "states[rows[0]] = state * ~starts[0, :, None]",
+        "states[rows[0]] = state",
+        "after the burn-in: the memory outlives an episode",
+        RECURRENT_TESTS,
+    ),
+    Mutant(
+        RECURRENT,
+        "        with torch.no_grad():\n            cuts = ",
+        "        with torch.enable_grad():\n            cuts = ",
+        "the gradient goes into the burn-in",
+        RECURRENT_TESTS,
+    ),
+    Mutant(
+        RECURRENT,
+        "agent.inputs(next_obs, actions, rewards)",
+        "agent.inputs(next_obs, past[..., 1:-1], past[..., -1])",
+        "next observation: action and reward of the step before",
+        RECURRENT_TESTS,
+    ),
+    # --- variants: streams of rewards ---
+    Mutant(
+        REWARDS,
+        "next_values[:, 0] -= agent.log_alpha.exp() * next_log_prob",
+        "next_values -= (agent.log_alpha.exp() * next_log_prob)[:, None]",
+        "target: every stream has the entropy",
+        REWARDS_TESTS,
+    ),
+    Mutant(
+        REWARDS,
+        "F.pad(absorbing / scale, (1, 0)) * agent.strengths / (1.0 - agent.gammas).clamp(min=1e-6)",
+        "F.pad(absorbing / scale, (1, 0)) * agent.strengths",
+        "the absorbing state has the reward of one step",
+        REWARDS_TESTS,
+    ),
+    Mutant(
+        REWARDS,
+        "agent.qf(obs, actions).amin(0).sum(-1)).mean()",
+        "agent.qf(obs, actions).sum(-1).amin(0)).mean()",
+        "actor loss: minimum of the sums, not sum of the minima",
+        REWARDS_TESTS,
+    ),
+    Mutant(
+        REWARDS,
+        "return F.softplus(own_logits), F.softplus(logit).squeeze(0)",
+        "return -F.softplus(-own_logits), -F.softplus(-logit).squeeze(0)",
+        "GAIL: log D in place of -log(1 - D)",
+        REWARDS_TESTS,
+    ),
+    # --- variants: CrossQ ---
+    Mutant(
+        CROSSQ,
+        "(batch_std / std).clamp(1.0 / self.max_r, self.max_r)",
+        "(std / batch_std).clamp(1.0 / self.max_r, self.max_r)",
+        "batch renormalisation: r inverted",
+        CROSSQ_TESTS,
+    ),
+    Mutant(
+        CROSSQ,
+        "            d = torch.where(is_warm, ((batch_mean - mean) / std).clamp(-self.max_d, self.max_d), 0.0)\n"
+        "            self.mean.lerp_(batch_mean, 1.0 - self.momentum)\n",
+        "            self.mean.lerp_(batch_mean, 1.0 - self.momentum)\n"
+        "            d = torch.where(is_warm, ((batch_mean - mean) / std).clamp(-self.max_d, self.max_d), 0.0)\n",
+        "batch renormalisation: d from the new running mean",
+        CROSSQ_TESTS,
+    ),
+    Mutant(
+        CROSSQ,
+        "agent.qf(torch.cat([obs, next_obs]), torch.cat([actions, next_actions]), train=True)",
+        "torch.cat([agent.qf(*x, train=True) for x in ((obs, actions), (next_obs, next_actions))], dim=1)",
+        "a pass for each half, not a joint one",
+        CROSSQ_TESTS,
+    ),
+    Mutant(
+        CROSSQ,
+        "agent.qf.values(agent.qf(obs, actions))",
+        "agent.qf.values(agent.qf(obs, actions, train=True))",
+        "actor loss: the critics normalise by the batch",
+        CROSSQ_TESTS,
+    ),
+    # --- variants: pictures ---
+    Mutant(
+        PIXELS,
+        "shift(next_obs, places[1], args.max_shift)",
+        "shift(next_obs, places[0], args.max_shift)",
+        "both observations are shifted alike",
+        PIXELS_TESTS,
+    ),
+    Mutant(
+        PIXELS,
+        "agent.qf_target(agent.encoder_target(next_obs), next_actions)",
+        "agent.qf_target(agent.encoder(next_obs), next_actions)",
+        "target: features of the trained encoder",
+        PIXELS_TESTS,
+    ),
+    Mutant(
+        PIXELS,
+        "[*self.qf.parameters(), *self.encoder.parameters()]",
+        "[*self.qf.parameters(), *self.encoder.head.parameters()]",
+        "convolutions get no gradient",
+        PIXELS_TESTS,
+    ),
+    Mutant(
+        PIXELS,
+        "self.frame_stack * (2 * len(self.newest) - 1)",
+        "self.frame_stack * len(self.newest)",
+        "stacks of pictures that may be overwritten",
+        PIXELS_TESTS,
+    ),
+    # --- variants: state value ---
+    Mutant(
+        VALUE_NETWORK,
+        "next_values = agent.vf_target(next_obs).squeeze(-1)",
+        "next_values = agent.vf(next_obs).squeeze(-1)",
+        "target: the state value itself, not its copy",
+        VALUE_NETWORK_TESTS,
+    ),
+    Mutant(
+        VALUE_NETWORK,
+        "soft_values = agent.qf(obs, actions).amin(0) - agent.log_alpha.exp() * log_prob",
+        "soft_values = agent.qf(obs, actions).amin(0)",
+        "state value without the entropy",
+        VALUE_NETWORK_TESTS,
+    ),
+    Mutant(
+        VALUE_NETWORK,
+        "update_target(agent.vf, agent.vf_target, args.tau)",
+        "update_target(agent.vf_target, agent.vf, args.tau)",
+        "the state value follows its target",
+        VALUE_NETWORK_TESTS,
+    ),
+    # --- variants: Ray ---
+    Mutant(
+        RAY,
+        "delta**2 * self.count * count / total",
+        "delta**2 * count / total",
+        "merged statistics: old count missing",
+        RAY_TESTS,
+    ),
+    Mutant(
+        RAY,
+        "self.weights if self.version > version else []",
+        "self.weights if self.version >= version else []",
+        "weights that a worker has are sent again",
+        RAY_TESTS,
+    ),
+    Mutant(
+        RAY,
+        "self.running[:, dones] = 0.0",
+        "self.running[:, terminations] = 0.0",
+        "a truncated episode's return goes on",
+        RAY_TESTS,
+    ),
 ]
 
 
@@ -629,20 +959,23 @@ def mutate(mutant: Mutant) -> str:
     return text.replace(mutant.old, mutant.new)
 
 
-def run_tests(tests: Sequence[str], root: Path) -> str:
-    """Runs tests in a checkout: "" if they pass, else the first that failed; exits if they cannot be run."""
+def run_tests(tests: Sequence[str], root: Path) -> tuple[str, str]:
+    """Runs tests in a checkout: "survived" if they pass, or "killed" and the first that failed.
+
+    Or "not judged" and the reason: no end in time, or a checkout whose tests cannot be run.
+    """
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
     try:
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
-        return f"no end in {TIMEOUT} seconds"
-    if done.returncode not in (0, 1):
-        sys.exit(f"error: pytest ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
+        return "not judged", f"no end in {TIMEOUT} seconds"
+    failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     if done.returncode == 0:
-        return ""
-    failed = next(line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR ")))
-    return failed.split()[1].partition("[")[0]
+        return "survived", ""
+    if done.returncode == 1 and failed and "::" in failed[0]:
+        return "killed", failed[0].partition("[")[0].removeprefix("tests/")
+    return "not judged", f"pytest ended with status {done.returncode} {' '.join(failed)}".rstrip()
 
 
 def copy_to(folder: Path) -> Path:
@@ -650,8 +983,8 @@ def copy_to(folder: Path) -> Path:
     return Path(shutil.copytree(ROOT, folder / "copy", ignore=NOT_COPIED))
 
 
-def judge(mutant: Mutant) -> str:
-    """What killed the mutant, or "" if it survived."""
+def judge(mutant: Mutant) -> tuple[str, str]:
+    """What the mutant's tests make of it: see `run_tests`."""
     with tempfile.TemporaryDirectory() as folder:
         root = copy_to(Path(folder))
         (root / mutant.file).write_text(mutate(mutant))
@@ -669,16 +1002,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = copy_to(Path(folder))
         for tests in dict.fromkeys(test for mutant in chosen.values() for test in mutant.tests.split()):
-            if failed := run_tests([tests], root):
-                sys.exit(f"error: {failed} fails on the unchanged code")
+            outcome, detail = run_tests([tests], root)
+            if outcome != "survived":
+                sys.exit(f"error: {tests} must pass on the unchanged code ({detail})")
     print("| | file | error | noticed by |\n|---|---|---|---|", flush=True)
-    killed = 0
+    counts = Counter[str]()
     for number, mutant in chosen.items():
-        test = judge(mutant)
-        killed += bool(test)
-        result = f"`{test.removeprefix('tests/')}`" if test else f"**survived** {mutant.equivalent}".rstrip()
+        outcome, detail = judge(mutant)
+        counts[outcome] += 1
+        result = f"`{detail}`" if outcome == "killed" else f"**{outcome}** {detail or mutant.equivalent}".rstrip()
         print(f"| {number} | `{mutant.file}` | {mutant.summary} | {result} |", flush=True)
-    print(f"\n{killed} of {len(chosen)} mutants killed ({killed / len(chosen):.0%}).")
+    judged = counts["killed"] + counts["survived"]
+    print(f"\n{counts['killed']} of {judged} mutants killed, {counts['not judged']} not judged.")
 
 
 if __name__ == "__main__":

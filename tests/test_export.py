@@ -367,14 +367,20 @@ def test_pictures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert refusal(capsys, tmp_path) == expected
 
 
-@pytest.mark.parametrize("env_kwargs", ["{}", '{"actions": "discrete"}'])
+@pytest.mark.parametrize(
+    ("env_kwargs", "factor"), [("{}", 0.99), ("{}", float("nan")), ('{"actions": "discrete"}', 0.99)]
+)
 def test_a_wrong_export_is_not_written(
-    train_selfplay: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], env_kwargs: str
+    train_selfplay: Train,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    env_kwargs: str,
+    factor: float,
 ) -> None:
     """It is compared with the script's own policy."""
     folder = train_selfplay(importlib.import_module("sac_selfplay"), env_kwargs=env_kwargs)
     forward = utils.export.Policy.forward
-    change: Callable[..., Any] = lambda policy, *inputs: (forward(policy, *inputs) * 0.99).to(  # noqa: E731
+    change: Callable[..., Any] = lambda policy, *inputs: (forward(policy, *inputs) * factor).to(  # noqa: E731
         torch.float32 if policy.space else torch.int64
     )
     monkeypatch.setattr(utils.export.Policy, "forward", change)

@@ -14,7 +14,9 @@ from test_selfplay_bad_input import run
 
 import ppo_selfplay
 from utils import play
+from utils.cross_play import Player
 from utils.games import PUSHES, Builds, Pursuit, Sumo
+from utils.policy_stack import PolicyStack
 from utils.run import parse_args
 from utils.team_env import TeamEnv, TeamStep, make_team_env
 
@@ -178,6 +180,28 @@ def test_a_team_of_two(
         np.testing.assert_allclose(step[0], [0.5**0.5] * 2, atol=1e-6)
     assert len(likeliest) == len(sampled) == 9
     assert np.abs(likeliest[0][1:] - sampled[0][1:]).max() > 0.01
+
+
+def test_a_mixture_plays_by_its_shares(
+    train_selfplay: Train, keyboard: Callable[[Keys], list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each game one of its policies is drawn, and never one without a share."""
+    agents, pools, args = ppo_selfplay.load_run(train_selfplay(ppo_selfplay, total_timesteps=128), "evaluate")
+    env, drawn = ppo_selfplay.make_env(args, 1, render=True), list[Any]()
+
+    def spy(agent: Any, weights: Any) -> PolicyStack:
+        drawn.extend(weights)
+        return PolicyStack(agent, weights)
+
+    monkeypatch.setattr(play, "PolicyStack", spy)
+    members = tuple(Player(name, "sumo", dict(pools["sumo"].latest.weights)) for name in "abc")
+    session = play.Session(env, play.Window(), agents, [Player("mixture", "sumo", None, members, (0.5, 0.0, 0.5))])
+    for seed in range(20):
+        keyboard(iter([["escape"]]))
+        with pytest.raises(play.WindowClosed):
+            session.play(seed, True)
+    session.window.close()
+    assert [any(x is member.weights for x in drawn) for member in members] == [True, False, True]
 
 
 def test_builds_are_picked_by_numbers(train_selfplay: Train, keyboard: Callable[[Keys], list[list[str]]]) -> None:

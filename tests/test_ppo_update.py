@@ -1,6 +1,7 @@
 """PPO's losses and update in float64 against references: torch.distributions, loops over samples, a second Adam."""
 
 import math
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 from toy_envs import make_vector
 
 import ppo_continuous
+import ppo_selfplay
 import sac_continuous
 from ppo_continuous import Adam, Agent, Args, compute_policy_loss, compute_value_loss, normal_log_prob, update
 
@@ -215,60 +217,76 @@ def test_the_policy_in_numpy_is_the_networks(norm_obs: bool) -> None:
 
 
 class Spies:
-    """What `main` hands to the policy and to `update`, by iteration."""
+    """Runs one of the scripts, and keeps what `main` hands to the policy and to `update`, by iteration."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.log_probs: list[dict[float, float]] = []  # by the first dimension of the action, when it was taken
+    def __init__(self, module: Any, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.module, self.run = module, train
+        self.taken: dict[float, float] = {}  # log-probabilities when the actions were taken, by their first dimension
+        self.log_probs: list[dict[float, float]] = []  # of earlier iterations
         self.minibatches: list[list[tuple[torch.Tensor, ...]]] = []
         self.approx_kl: list[float] = []  # replaces the true ones, if there are any
-        policy = Agent.policy
+        self.make_batch, self.update = module.make_batch, module.update
+        if module is ppo_continuous:
+            policy = module.Agent.policy
+            monkeypatch.setattr(module.Agent, "policy", lambda agent: partial(self.spy_act, agent, policy(agent)))
+        else:
+            act = module.Agent.act
+            monkeypatch.setattr(module.Agent, "act", lambda agent, *x: self.spy_act(agent, partial(act, agent), *x))
+        monkeypatch.setattr(module, "make_batch", self.spy_make_batch)
+        monkeypatch.setattr(module, "update", self.spy_update)
 
-        def spy_policy(agent: Agent) -> Any:
-            act, log_std = policy(agent), agent.actor.log_std.detach().clone()
-            self.log_probs.append({})
-            self.minibatches.append([])
+    def train(self, **flags: Any) -> dict[str, list[tuple[int, float]]]:
+        """All that the run has logged."""
+        return read_scalars(self.run(self.module, **flags))
 
-            def spy(obs: np.ndarray, noise: Any = 0.0) -> np.ndarray:
-                actions = act(obs, noise)
-                if not isinstance(noise, float):
-                    log_prob = scipy.stats.norm.logpdf(noise).sum(1) - log_std.sum().item()
-                    self.log_probs[-1] |= dict(zip(actions[:, 0].tolist(), log_prob.tolist(), strict=True))
-                return actions
+    def spy_act(self, agent: Any, act: Any, *inputs: Any) -> np.ndarray:
+        """The last input is the noise, except in the final evaluation: what is taken then is not read."""
+        actions, log_std = act(*inputs), agent.actor.log_std.detach().sum().item()
+        log_prob = scipy.stats.norm.logpdf(inputs[-1]).sum(1) - log_std
+        self.taken |= dict(zip(actions[:, 0].tolist(), log_prob.tolist(), strict=True))
+        return actions
 
-            return spy
+    def spy_make_batch(self, *inputs: Any) -> Any:
+        """An iteration's rollout is complete."""
+        self.log_probs.append(self.taken)
+        self.minibatches.append([])
+        self.taken = {}
+        return self.make_batch(*inputs)
 
-        def spy_update(agent: Agent, optimizer: Adam, minibatch: Any, *rest: Any) -> dict[str, torch.Tensor]:
-            metrics = update(agent, optimizer, minibatch, *rest)
-            self.minibatches[-1].append(tuple(x.clone() for x in minibatch))
-            if self.approx_kl:
-                metrics["losses/approx_kl"] = torch.tensor(self.approx_kl[len(self.minibatches[-1]) - 1])
-            return metrics
-
-        monkeypatch.setattr(Agent, "policy", spy_policy)
-        monkeypatch.setattr(ppo_continuous, "update", spy_update)
+    def spy_update(self, agent: Any, optimizer: Any, minibatch: Any, *rest: Any) -> dict[str, torch.Tensor]:
+        """Keeps the minibatch."""
+        metrics = self.update(agent, optimizer, minibatch, *rest)
+        self.minibatches[-1].append(tuple(x.clone() for x in minibatch))
+        if self.approx_kl:
+            metrics["losses/approx_kl"] = torch.tensor(self.approx_kl[len(self.minibatches[-1]) - 1])
+        return metrics
 
 
-def test_old_log_probabilities_are_those_of_the_policy_that_acted(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(params=[ppo_continuous, ppo_selfplay], ids=["single", "selfplay"])
+def spies(
+    request: pytest.FixtureRequest, train: Train, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
+) -> Spies:
+    """Each of the PPO scripts in turn."""
+    return Spies(request.param, train if request.param is ppo_continuous else train_selfplay, monkeypatch)
+
+
+def test_old_log_probabilities_are_those_of_the_policy_that_acted(spies: Spies) -> None:
     """They are computed before the rollout changes the statistics that normalise observations."""
-    spies = Spies(monkeypatch)
-    train(ppo_continuous, norm_obs=True)
-    for taken, minibatches in zip(spies.log_probs[:4], spies.minibatches[:4], strict=True):
-        _, actions, log_prob, *_ = map(torch.cat, zip(*minibatches, strict=True))
+    spies.train(norm_obs=True)
+    assert len(spies.minibatches) == 4
+    for taken, minibatches in zip(spies.log_probs, spies.minibatches, strict=True):
+        *_, actions, log_prob, _, _, _ = map(torch.cat, zip(*minibatches, strict=True))
         expected = [taken[action] for action in actions[:, 0].tolist()]
-        assert len(expected) == 2 * 64  # every transition in each of two epochs
+        assert len(expected) == 128  # every transition in each epoch
         np.testing.assert_allclose(log_prob.numpy(), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_explained_variance(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explained_variance(spies: Spies) -> None:
     """1 - Var(returns - values) / Var(returns), over the rollout."""
-    spies = Spies(monkeypatch)
-    scalars = read_scalars(train(ppo_continuous, target_kl=None))
-    logged = [value for _, value in scalars["losses/explained_variance"]]
+    logged = [value for _, value in spies.train(target_kl=None)["losses/explained_variance"]]
     assert len(logged) == 4
-    for value, minibatches in zip(logged, spies.minibatches, strict=False):
-        returns, values = (torch.cat([minibatch[i] for minibatch in minibatches]).numpy() for i in (4, 5))
+    for value, minibatches in zip(logged, spies.minibatches, strict=True):
+        *_, returns, values = (torch.cat(column).numpy() for column in zip(*minibatches, strict=True))
         assert value == pytest.approx(1 - np.var(returns - values) / np.var(returns), rel=1e-3)
 
 
@@ -280,11 +298,8 @@ def test_explained_variance(train: Train, monkeypatch: pytest.MonkeyPatch) -> No
         (4 * [0.0] + [0.2, 0.0, 0.0, 0.0], 2),  # the mean of an epoch counts, not that of all epochs so far
     ],
 )
-def test_target_kl_is_compared_with_the_mean_of_an_epoch(
-    train: Train, monkeypatch: pytest.MonkeyPatch, approx_kl: list[float], epochs: int
-) -> None:
+def test_target_kl_is_compared_with_the_mean_of_an_epoch(spies: Spies, approx_kl: list[float], epochs: int) -> None:
     """An iteration ends after the first epoch above the target."""
-    spies = Spies(monkeypatch)
     spies.approx_kl = approx_kl + 12 * [0.0]
-    train(ppo_continuous, target_kl=0.03, update_epochs=3, num_minibatches=4)
-    assert [len(minibatches) for minibatches in spies.minibatches[:4]] == 4 * [4 * epochs]
+    spies.train(target_kl=0.03, update_epochs=3, num_minibatches=4)
+    assert [len(minibatches) for minibatches in spies.minibatches] == 4 * [4 * epochs]

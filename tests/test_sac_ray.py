@@ -150,9 +150,9 @@ def store(worker: Any, server: Any, global_step: int) -> tuple[dict[str, Any], A
 def test_a_rollout_stores_every_step_as_it_was(without_ray: None) -> None:
     """Episodes of five steps, of which even ones terminate, go on from one rollout of six steps to the next."""
     worker, agent, server = make_worker()
-    for i, (at_end, obs_mean) in enumerate((([(15.0, 5.0)] * 2, 5 / 3), ([(65.0, 5.0)] * 2, 11 / 6))):
+    for i, (total, obs_mean) in enumerate(((15.0, 5 / 3), (65.0, 11 / 6), (115.0, 2.0))):
         rollout, (obs, _, rewards, final_obs, terminations) = store(worker, server, 12 * i)
-        assert [tuple(episode) for episode in rollout["episodes"]] == at_end
+        assert [tuple(episode) for episode in rollout["episodes"]] == [(total, 5.0)] * 2
         assert (rollout["size"], rollout["version"], rollout["time"]) == (12, 7, 12.5)
         steps = np.repeat(np.arange(6 * i, 6 * i + 6), 2)  # both environments, step by step
         np.testing.assert_array_equal(obs, np.stack([steps // 5, steps % 5], axis=1))
@@ -394,8 +394,8 @@ def test_cores(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Machines with 8 and 3 cores, one without any, and one that is gone."""
-    nodes = [{"Alive": True, "Resources": {"CPU": 8.0}}, {"Alive": True, "Resources": {"CPU": 3.0}}]
+    """Machines with 8, 3 and 1 cores, one without any, and one that is gone."""
+    nodes: list[dict[str, Any]] = [{"Alive": True, "Resources": {"CPU": cores}} for cores in (8.0, 3.0, 1.0)]
     nodes += [{"Alive": True, "Resources": {}}, {"Alive": False, "Resources": {"CPU": 64.0}}]
     monkeypatch.setattr(cluster.ray, "init", lambda *_, **__: None)
     monkeypatch.setattr(cluster.ray, "nodes", lambda: nodes)

@@ -107,7 +107,7 @@ def test_a_role_at_rest_does_not_change(
     selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither its networks nor its statistics, while the other learns."""
-    monkeypatch.setattr(selfplay, "turn_ends", lambda *_: [10**9])
+    monkeypatch.setattr("utils.matches.turn_ends", lambda *_: [10**9])
     folder = train_selfplay(selfplay, env_id="pursuit", norm_obs=True)
     model = load(folder)
     (snapshot,) = model["snapshots"]["evader"]
@@ -157,7 +157,7 @@ def test_a_learner_that_leaves_its_games_early(
     selfplay: ModuleType, train_selfplay: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rollouts in which it acts seldom or never: it learns from what there is, and nothing becomes nan."""
-    monkeypatch.setattr(selfplay, "turn_ends", lambda *_: [10**9])
+    monkeypatch.setattr("utils.matches.turn_ends", lambda *_: [10**9])
     (tmp_path / "quitter.py").write_text(QUITTER)
     for num_games in (1, 3):
         folder = train_selfplay(
@@ -585,7 +585,7 @@ def test_discounted_returns_begin_anew_with_each_game(
     """Rewards 1, 2, 3 and gamma 1/2: PPO scales by the spread of 1, 2.5 and 4.25, wherever a rollout is cut."""
     (tmp_path / "rewarded.py").write_text(REWARDED)
     flags = {"env_id": "rewarded", "num_games": 2, "num_steps": 4, "total_timesteps": 24, "num_minibatches": 2}
-    monkeypatch.setattr(ppo_selfplay, "turn_ends", lambda *_: [10**9])
+    monkeypatch.setattr("utils.matches.turn_ends", lambda *_: [10**9])
     folder = train_selfplay(ppo_selfplay, **flags, gamma=0.5)
     agent, returns = load(folder)["agents"]["red"], [1.0, 2.5, 4.25]
     assert agent["return_rms.count"] == 24
@@ -711,17 +711,17 @@ def test_old_opponents_are_left_out_of_the_minibatches(train_selfplay: Train, mo
 
 @pytest.mark.slow
 def test_ppo_learns_sumo(train_selfplay: Train) -> None:
-    """The defaults, for six hundred thousand steps: it never loses to the random player, and beats charge or centre.
+    """The defaults, for six hundred thousand steps: it hardly ever loses to the random player or to centre.
 
-    Which of the two changes about then: first policies that beat charge and lose to centre, then the reverse.
+    Each of the seeds 1 to 6 scored 1.00 against both.
     """
     defaults = ppo_selfplay.Args()
     names = ("num_games", "num_steps", "num_minibatches", "update_epochs", "save_steps")
     flags = {name: getattr(defaults, name) for name in names}
     folder = train_selfplay(ppo_selfplay, **flags, total_timesteps=600_000, eval_games=100)
-    (score,) = series(folder, "eval/sumo_score_vs_random")
-    assert score > 0.98
-    assert max(series(folder, f"eval/sumo_score_vs_{name}")[0] for name in ("charge", "centre")) > 0.5
+    for opponent in ("random", "centre"):
+        (score,) = series(folder, f"eval/sumo_score_vs_{opponent}")
+        assert score > 0.95
 
 
 class MatrixGame:

@@ -15,7 +15,7 @@ from utils.team_env import make_team_env
 from utils.video import film_strip, write_video
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (63, 65)])
+@pytest.mark.parametrize("shape", [(64, 64), (63, 65), (63, 64)])
 def test_a_video_has_each_picture_once(shape: tuple[int, int], tmp_path: Path) -> None:
     """As many as there were, in their order: 101 at 10 a second is where times that are rounded go wrong."""
     levels = np.random.default_rng(0).permutation(101) * 2 + 20
