@@ -76,8 +76,8 @@ def commit_of(sources: Sequence[Path]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Python and all packages that are installed."""
-    packages = sorted((package.name, package.version) for package in distributions())
+    """Python and all packages that are installed; names have hyphens, as in requirements.txt, and no underscores."""
+    packages = sorted((package.name.replace("_", "-"), package.version) for package in distributions())
     return {"python": platform.python_version(), **dict(packages)}
 
 

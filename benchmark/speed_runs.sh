@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# The tables in benchmark/results/speed/ and the cost of checkpoints, an hour on a machine that does nothing else; takes
+# The tables in benchmark/results/speed/ and the cost of checkpoints, half an hour on a machine that does nothing else; takes
 # `pip install stable-baselines3 sbx-rl`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-speed() { python -m benchmark.speed "${@:2}" --output "benchmark/results/speed/$1"; }
+speed() { python -m benchmark.speed "${@:2}" --rounds 3 --output "benchmark/results/speed/$1"; }
 speed ppo --script ppo_continuous.py --against sb3 sbx
 speed ppo_8 --script ppo_continuous.py --num-envs 8 --steps 32768 --against sb3
 speed ppo_8_short --script ppo_continuous.py --num-envs 8 --num-steps 256 --steps 32768 --against sb3
 speed sac --script sac_continuous.py --against sb3 sbx
 speed sac_full --script sac_continuous.py --full-buffer --against sb3 sbx
-speed sac_2 --script sac_continuous.py --against sb3 sbx --rounds 3 --threads 2
 speed selfplay --script ppo_selfplay.py sac_selfplay.py
 OMP_NUM_THREADS=1 python -m benchmark.checkpoints sac_continuous --env-id HalfCheetah-v5 --updates-per-step 0 --eval-freq 0 --no-cuda

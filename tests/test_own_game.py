@@ -27,21 +27,26 @@ GAMES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = re.findall(r"^python .*$", PAGE, re.MULTILINE)
 
 
-@pytest.mark.slow
-def test_from_nothing_to_a_policy_a_table_and_a_video(tmp_path: Path) -> None:
-    """The commands of the page's first section, in a folder that has the scripts and the game."""
+def run_commands(folder: Path, commands: list[str]) -> list[str]:
+    """What commands of the page print, in a folder that has the script and what it needs."""
     for name in ("ppo_selfplay.py", "utils"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "tug_of_war.py").write_text(GAMES[0])
-    words = f'python() {{ {sys.executable} "$@"; }}\nset -e\n'
-    train, video, play = [line for line in COMMANDS if "tug_of_war" in line]
-    output = []
-    for command in (train, video):
+        (folder / name).symlink_to(ROOT / name)
+    words, output = f'python() {{ {sys.executable} "$@"; }}\nset -e\n', []
+    for command in commands:
         done = subprocess.run(
-            ["bash", "-c", words + command], cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ
+            ["bash", "-c", words + command], cwd=folder, capture_output=True, text=True, check=False, env=os.environ
         )
         assert done.returncode == 0, done.stderr
         output.append(done.stdout)
+    return output
+
+
+@pytest.mark.slow
+def test_from_nothing_to_a_policy_a_table_and_a_video(tmp_path: Path) -> None:
+    """The commands of the page's first section, in a folder that has the scripts and the game."""
+    (tmp_path / "tug_of_war.py").write_text(GAMES[0])
+    train, video, play = [line for line in COMMANDS if "tug_of_war" in line]
+    output = run_commands(tmp_path, [train, video])
     (line,) = re.findall(r"^scores: (.*)$", output[0], re.MULTILINE)
     scores = re.findall(r"puller against (\w+) ([\d.]+)", line)
     assert [name for name, _ in scores] == ["random", "steady"]
@@ -79,15 +84,16 @@ def test_scores_in_the_other_game_of_the_page(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.slow
 def test_the_other_game_of_the_page_is_learned(tmp_path: Path) -> None:
     """By the page's command, in a folder that has the scripts and the game."""
-    for name in ("ppo_selfplay.py", "utils"):
-        (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "guessing.py").write_text(GAMES[1])
-    (command,) = [line for line in COMMANDS if "guessing" in line]
-    words = [sys.executable, *command.split()[1:]]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (line,) = re.findall(r"^scores: (.*)$", done.stdout, re.MULTILINE)
-    assert all(float(score) > 0.9 for score in re.findall(r"against \w+ ([\d.]+)", line)), line
+    output = run_commands(tmp_path, [line for line in COMMANDS if "guessing" in line])
+    (line,) = re.findall(r"^scores: (.*)$", output[0], re.MULTILINE)
+    scores = re.findall(r"against (\w+) ([\d.]+)", line)
+    assert [name for name, _ in scores] == ["random", "quarter"]
+    assert all(float(score) > 0.9 for _, score in scores), line
+    (folder,) = (tmp_path / "runs").iterdir()
+    (path,) = (folder / "videos").iterdir()
+    bars = (iio.imread(path)[-1][[17, 42]].mean(axis=-1) < 150).sum(axis=-1)  # the last picture; rows of both bars
+    assert sorted(bars) == pytest.approx([2, 52], abs=4)  # the policy names 0
 
 
 # --- scripted players of PettingZoo modules ---

@@ -21,6 +21,7 @@ from toy_envs import make_vector
 import ppo_continuous
 import sac_continuous
 from benchmark import speed
+from benchmark.provenance import versions
 from utils.run import parse_args
 
 ROOT = Path(__file__).parent.parent
@@ -254,3 +255,8 @@ def test_a_library_that_is_missing(capsys: pytest.CaptureFixture[str], monkeypat
     with pytest.raises(SystemExit, match="2"):
         speed.main(speed.Args(script=["ppo_continuous.py"], against=("sb3",)))
     assert "--against sb3 needs the package stable-baselines3: pip install stable-baselines3" in capsys.readouterr().err
+
+
+def test_packages_have_the_names_of_the_requirements() -> None:
+    """Whatever their own files call them."""
+    assert {"stable-baselines3", "scipy-stubs", "torch"} <= versions().keys()
