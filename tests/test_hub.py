@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +23,8 @@ import huggingface_hub
 import pytest
 import torch
 
-from utils.run import parse_args, upload_model
+import ppo_continuous
+from utils.run import command_of, parse_args, upload_model
 
 # How huggingface_hub calls its HTTP library.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -270,3 +272,10 @@ def test_second_upload_and_what_stays_here(script: ModuleType, hub: Hub, run_fol
     assert files["args.json"] == b"second"
     _, evaluation = read_card(files["README.md"].decode())
     assert (evaluation.dataset_name, evaluation.metric_value) == ("toy_envs:My/Task-v1", "-150.13 +/- 2.50")
+
+
+def test_a_model_card_names_the_script_from_the_root() -> None:
+    """The command of a variant has its folder."""
+    variant: Any = import_module("variants.sac_crossq")
+    assert command_of(variant.Args(seed=2)) == "python variants/sac_crossq.py --seed 2"
+    assert command_of(ppo_continuous.Args()) == "python ppo_continuous.py"
