@@ -10,14 +10,12 @@ walks through this file, explains every logged metric and has the results.
 
 The defaults differ from the reference, CleanRL's `ppo_continuous_action.py`. These flags restore its settings:
 
-    --num-envs 1 --num-steps 2048 --adam-beta1 0.9 --adam-beta2 0.999 --gae-lambda 0.95 --norm-adv --clip-vloss
-    --target-kl None --log-std-init 0 --log-std-min -20 --obs-epsilon 1e-8
+    --num-envs 1 --num-steps 2048 --target-kl None --log-std-init 0 --log-std-min -20 --obs-epsilon 1e-8
 
-- The initial noise is lower: exp(-0.75) instead of 1. The noise never falls below exp(-1.25).
-- 16 environments for 128 steps; their first episodes are cut at different steps (Bharthulwar et al. 2025).
-- Lambda 0.9. Advantages are not normalised, and the value loss is not clipped.
-- Both of Adam's decays are 0.99 (Dohare et al. 2023). An iteration stops when its KL divergence exceeds 0.03.
-- Observations are divided by the square root of their variance plus 0.01.
+- 16 environments for 128 steps, not one for 2,048.
+- The standard deviation of the policy begins at exp(-0.75), not 1. It never falls below exp(-1.5).
+- An iteration stops after a pass over the rollout whose mean KL divergence exceeds 0.03.
+- Observations are divided by the square root of their variance plus 0.01, not 1e-8.
 What each change is worth: `docs/ppo.md`. Further deviations:
 - A truncation cuts the advantage trace and bootstraps from the final observation; the reference treats a time limit as
   a termination.
@@ -80,31 +78,27 @@ class Args:
     env_kwargs: str = "{}"  # arguments of the task in JSON, such as {"ctrl_cost_weight": 0.2}
     num_envs: int = 16  # parallel environments
     vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
-    stagger: bool = True  # cut the environments' first episodes at different steps, so that time limits do not coincide
 
     # --- algorithm ---
     total_timesteps: int = 1_000_000  # environment steps of the run, over all environments
     learning_rate: float = 3e-4  # Adam's learning rate
-    adam_beta1: float = 0.99  # decay of Adam's mean of gradients
-    adam_beta2: float = 0.99  # decay of its mean of squares; if equal to adam_beta1, no step exceeds the learning rate
     num_steps: int = 128  # steps of a rollout in each environment
     anneal_lr: bool = True  # the learning rate falls linearly to zero over the run
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.9  # lambda of generalised advantage estimation: 0 is one-step TD, 1 is Monte Carlo
+    gae_lambda: float = 0.95  # lambda of generalised advantage estimation: 0 is one-step TD, 1 is Monte Carlo
     num_minibatches: int = 32  # minibatches of a rollout
     update_epochs: int = 10  # passes over a rollout
-    norm_adv: bool = False  # normalise the advantages of each minibatch to mean 0 and standard deviation 1
+    norm_adv: bool = True  # normalise the advantages of each minibatch to mean 0 and standard deviation 1
     norm_obs: bool = True  # normalise observations by their running mean and standard deviation, clipped to [-10, 10]
     obs_epsilon: float = 0.01  # added to each variance, so that near-constant observations are not amplified
     norm_reward: bool = True  # divide rewards by the running standard deviation of the discounted return, and clip them
     clip_coef: float = 0.2  # how far the probability ratio may leave 1 before its gradient is cut (eq. 7: epsilon)
-    clip_vloss: bool = False  # clip the value loss in the same way
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
     target_kl: float | None = 0.03  # end an iteration after an epoch whose mean KL divergence exceeds this
     log_std_init: float = -0.75  # initial log standard deviation of the policy, where the action range is [-1, 1]
-    log_std_min: float = -1.25  # lower bound of the log standard deviation
+    log_std_min: float = -1.5  # lower bound of the log standard deviation
 
     @property
     def batch_size(self) -> int:
@@ -119,7 +113,6 @@ class Args:
 
 LIMITS = {
     "gamma gae_lambda": (0, 1),
-    "adam_beta1 adam_beta2": (0, 0.9999),
     "eval_episodes num_envs": (1, 100_000),
     "total_timesteps num_minibatches update_epochs": (1, 1e12),
     "num_steps": (2, 1_000_000),
@@ -142,32 +135,12 @@ def check_args(args: Args) -> None:
 # === Environments =====================================================================================================
 
 
-class Stagger(gym.Wrapper):
-    """Truncates the first episode after a reset with a seed at `first_length` steps; 0: it does not."""
-
-    def __init__(self, env: gym.Env, first_length: int) -> None:
-        super().__init__(env)
-        self.first_length, self.steps_to_cut = first_length, 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode."""
-        self.steps_to_cut = 0 if seed is None else self.first_length
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Takes a step."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self.steps_to_cut -= 1
-        return obs, reward, terminated, truncated or self.steps_to_cut == 0, info
-
-
-def make_env(args: Args, index: int, **render: str) -> gym.Env:
+def make_env(args: Args, **render: str) -> gym.Env:
     """One environment with flat observations; `render` are the arguments for videos."""
     env = gym.make(args.env_id, **json.loads(args.env_kwargs) | render)
     if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)
-    time_limit = env.spec.max_episode_steps if env.spec is not None else None
-    return Stagger(env, time_limit * index // args.num_envs) if time_limit and args.stagger else env
+    return env
 
 
 class LeanVectorEnv(SyncVectorEnv):
@@ -189,7 +162,7 @@ class LeanVectorEnv(SyncVectorEnv):
 
 def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv:
     """`num_envs` environments stepped together; `video` is where the first episode of the first one is recorded."""
-    return vectorize(LeanVectorEnv, [partial(make_env, args, i) for i in range(num_envs)], args, video)
+    return vectorize(LeanVectorEnv, [partial(make_env, args)] * num_envs, args, video)
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -365,18 +338,13 @@ def compute_policy_loss(
     return loss, metrics
 
 
-def compute_value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float | None
-) -> tuple[Tensor, Metrics]:
+def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float) -> tuple[Tensor, Metrics]:
     """Half the mean squared error; all tensors are (minibatch_size,).
 
-    With clip_coef, each sample counts the larger error: its own, or that of the value clipped around the old one.
+    Each sample counts the larger of two errors: its own, and that of the value clipped around the old one.
     """
-    errors = (values - returns) ** 2
-    if clip_coef is not None:
-        clipped_values = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
-        errors = torch.max(errors, (clipped_values - returns) ** 2)
-    loss = 0.5 * errors.mean()
+    clipped_values = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
+    loss = 0.5 * torch.max((values - returns) ** 2, (clipped_values - returns) ** 2).mean()
     return loss, {"losses/value_loss": loss}
 
 
@@ -424,8 +392,8 @@ def compute_update_gradient(agent: Agent, minibatch: Batch, args: Args) -> tuple
     log_prob = normal_log_prob(mb_actions, mean, log_std)
     entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
     policy_loss, policy_metrics = compute_policy_loss(log_prob, mb_log_prob, mb_advantages, args.clip_coef)
-    values, value_clip = agent.critic(mb_obs).squeeze(-1), args.clip_coef if args.clip_vloss else None
-    value_loss, value_metrics = compute_value_loss(values, mb_values, mb_returns, value_clip)
+    values = agent.critic(mb_obs).squeeze(-1)
+    value_loss, value_metrics = compute_value_loss(values, mb_values, mb_returns, args.clip_coef)
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
 
     gradient = compute_gradient(loss, agent.parameters())
@@ -508,7 +476,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
     the first episode is recorded to folder/videos. Returns the mean and standard deviation of the undiscounted returns,
     and the mean length in steps.
     """
-    args = args if args.vectorization == "native" else replace(args, vectorization="sync", stagger=False)
+    args = args if args.vectorization == "native" else replace(args, vectorization="sync")
     envs = make_envs(args, args.eval_episodes, folder / "videos" / name if args.capture_video else None)
     obs, _ = envs.reset(seed=1_000_000 + args.seed * args.eval_episodes)
     act, returns, lengths = agent.policy(), np.zeros(args.eval_episodes), np.zeros(args.eval_episodes)
@@ -549,9 +517,8 @@ def main(args: Args) -> None:
     obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
     total_steps = -(-args.total_timesteps // args.batch_size) * args.batch_size
     agent = Agent(envs, args).to(device)
-    optimizer = Adam(agent.parameters(), args.learning_rate, args.adam_beta1, args.adam_beta2, 1e-5)
+    optimizer = Adam(agent.parameters(), args.learning_rate, 0.9, 0.999, 1e-5)
     rollout = Rollout(args.num_steps, args.num_envs, obs_dim, action_dim)
-    is_staggered = args.stagger and args.num_envs > 1 and args.vectorization != "native"
 
     parts: dict[str, Any] = {"model": {"agent": agent}, "rest": {"optimizer": optimizer}}
     with Run(args, envs, total_steps, stride=args.batch_size, **parts) as run:
@@ -582,7 +549,7 @@ def main(args: Args) -> None:
                 discounted_return = args.gamma * discounted_return + rollout.rewards[t]
                 rollout.discounted_returns[t] = discounted_return
                 discounted_return[dones] = 0.0
-                run.record(rollout.rewards[t], dones, skip_first=is_staggered)
+                run.record(rollout.rewards[t], dones)
             run.check(observation=np.concatenate([rollout.obs, rollout.final_obs], axis=-1), reward=rollout.rewards)
             global_step += args.batch_size  # now the number of steps after this iteration
 
@@ -680,12 +647,12 @@ if not TYPE_CHECKING and not HAS_UTILS:
                 if not np.isfinite(values).all():
                     raise FloatingPointError(f"{name} is not a finite number after step {self.global_step:,}")
 
-        def record(self, rewards, dones, skip_first=False):
+        def record(self, rewards, dones):
             if self.running is None:
-                self.running = np.array([0 * rewards, 0 * rewards, 0 * rewards + (not skip_first)], dtype=np.float64)
-            self.running[:2] += rewards, np.ones(len(dones))
-            self.finished += list(self.running[:2, dones & (self.running[2] == 1)].T)
-            self.running[:, dones] = np.array([[0], [0], [1]])
+                self.running = np.zeros((2, len(rewards)))
+            self.running += rewards, np.ones(len(rewards))
+            self.finished += list(self.running[:, dones].T)
+            self.running[:, dones] = 0.0
 
         def log(self, metrics, global_step):
             if self.finished and "eval/return_mean" not in metrics:

@@ -105,8 +105,6 @@ class Args:
     # --- algorithm ---
     total_timesteps: int = 10_000_000  # game steps of the run, over all games
     learning_rate: float = 1e-3  # Adam's learning rate
-    adam_beta1: float = 0.9  # decay of Adam's mean of gradients
-    adam_beta2: float = 0.999  # decay of its mean of squares; if equal to adam_beta1, no step exceeds the learning rate
     num_steps: int = 64  # steps of a rollout in each game
     anneal_lr: bool = True  # the learning rate falls linearly to zero over the run
     gamma: float = 0.99  # discount factor
@@ -117,7 +115,6 @@ class Args:
     norm_obs: bool = True  # normalise observations by their running mean and standard deviation, clipped to [-10, 10]
     norm_reward: bool = True  # divide rewards by the running standard deviation of the discounted return, and clip them
     clip_coef: float = 0.2  # how far the probability ratio may leave 1 before its gradient is cut (eq. 7: epsilon)
-    clip_vloss: bool = True  # clip the value loss in the same way
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
@@ -137,7 +134,6 @@ class Args:
 
 LIMITS = {
     "gamma gae_lambda play_against_latest_model_ratio scripted_share current_share": (0, 1),
-    "adam_beta1 adam_beta2": (0, 0.9999),
     "eval_games num_games": (1, 100_000),
     "num_steps": (1, 1_000_000),
     "total_timesteps num_minibatches update_epochs save_steps team_change": (1, 1e12),
@@ -153,8 +149,8 @@ LIMITS = {
     "seed": (0, 2**31),
 }
 # What --behaviors may change.
-PER_BEHAVIOR = "learning_rate adam_beta1 adam_beta2 anneal_lr gamma gae_lambda update_epochs norm_adv clip_coef "
-PER_BEHAVIOR += "clip_vloss ent_coef vf_coef max_grad_norm target_kl log_std_init team_change"
+PER_BEHAVIOR = "learning_rate anneal_lr gamma gae_lambda update_epochs norm_adv clip_coef "
+PER_BEHAVIOR += "ent_coef vf_coef max_grad_norm target_kl log_std_init team_change"
 
 
 def check_args(args: Args) -> None:
@@ -384,18 +380,13 @@ def compute_policy_loss(
     return loss, metrics
 
 
-def compute_value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float | None
-) -> tuple[Tensor, Metrics]:
+def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float) -> tuple[Tensor, Metrics]:
     """Half the mean squared error; all tensors are (minibatch_size,).
 
-    With clip_coef, each sample counts the larger error: its own, or that of the value clipped around the old one.
+    Each sample counts the larger of two errors: its own, and that of the value clipped around the old one.
     """
-    errors = (values - returns) ** 2
-    if clip_coef is not None:
-        clipped_values = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
-        errors = torch.max(errors, (clipped_values - returns) ** 2)
-    loss = 0.5 * errors.mean()
+    clipped_values = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
+    loss = 0.5 * torch.max((values - returns) ** 2, (clipped_values - returns) ** 2).mean()
     return loss, {"losses/value_loss": loss}
 
 
@@ -443,8 +434,8 @@ def compute_update_gradient(agent: Agent, minibatch: Batch, args: Args) -> tuple
     log_prob = agent.actor.log_prob(policy, mb_masks, mb_actions)
     entropy = agent.actor.entropy(policy, mb_masks).mean()
     policy_loss, policy_metrics = compute_policy_loss(log_prob, mb_log_prob, mb_advantages, args.clip_coef)
-    values, value_clip = agent.critic(mb_obs).squeeze(-1), args.clip_coef if args.clip_vloss else None
-    value_loss, value_metrics = compute_value_loss(values, mb_values, mb_returns, value_clip)
+    values = agent.critic(mb_obs).squeeze(-1)
+    value_loss, value_metrics = compute_value_loss(values, mb_values, mb_returns, args.clip_coef)
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
 
     gradient = compute_gradient(loss, agent.parameters())
@@ -577,7 +568,7 @@ def main(args: Args) -> Path:
     agents = {team.behavior: Agent(team, all_args[team.behavior]).to(device) for team in env.teams}
     initialize(agents, args, load_run)
     optimizers = {
-        behavior: Adam(agents[behavior].parameters(), own.learning_rate, own.adam_beta1, own.adam_beta2, 1e-5)
+        behavior: Adam(agents[behavior].parameters(), own.learning_rate, 0.9, 0.999, 1e-5)
         for behavior, own in all_args.items()
     }
 

@@ -117,7 +117,7 @@ def check_args(args: Args) -> None:
 # === Environments =====================================================================================================
 
 
-def make_env(args: Args, index: int, **render: str) -> gym.Env:
+def make_env(args: Args, **render: str) -> gym.Env:
     """One environment with flat observations; `render` are the arguments for videos."""
     env = gym.make(args.env_id, **json.loads(args.env_kwargs) | render)
     if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
@@ -127,7 +127,7 @@ def make_env(args: Args, index: int, **render: str) -> gym.Env:
 
 def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv:
     """`num_envs` environments stepped together; `video` is where the first episode of the first one is recorded."""
-    return vectorize(SyncVectorEnv, [partial(make_env, args, i) for i in range(num_envs)], args, video)
+    return vectorize(SyncVectorEnv, [partial(make_env, args)] * num_envs, args, video)
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -631,12 +631,12 @@ if not TYPE_CHECKING and not HAS_UTILS:
                 if not np.isfinite(values).all():
                     raise FloatingPointError(f"{name} is not a finite number after step {self.global_step:,}")
 
-        def record(self, rewards, dones, skip_first=False):
+        def record(self, rewards, dones):
             if self.running is None:
-                self.running = np.array([0 * rewards, 0 * rewards, 0 * rewards + (not skip_first)], dtype=np.float64)
-            self.running[:2] += rewards, np.ones(len(dones))
-            self.finished += list(self.running[:2, dones & (self.running[2] == 1)].T)
-            self.running[:, dones] = np.array([[0], [0], [1]])
+                self.running = np.zeros((2, len(rewards)))
+            self.running += rewards, np.ones(len(rewards))
+            self.finished += list(self.running[:, dones].T)
+            self.running[:, dones] = 0.0
 
         def log(self, metrics, global_step):
             if self.finished and "eval/return_mean" not in metrics:

@@ -269,7 +269,7 @@ def library_settings(library: str, name: str, ours: Any) -> dict[str, Any]:
         settings |= {"ent_coef": ours.ent_coef, "vf_coef": ours.vf_coef, "max_grad_norm": ours.max_grad_norm}
         settings["normalize_advantage"] = ours.norm_adv
         if library == "sb3":
-            settings["clip_range_vf"] = ours.clip_coef if ours.clip_vloss else None
+            settings["clip_range_vf"] = ours.clip_coef
     else:
         settings |= {"batch_size": ours.batch_size, "learning_rate": ours.policy_lr, "buffer_size": ours.buffer_size}
         settings |= {"tau": ours.tau, "learning_starts": ours.learning_starts, "train_freq": 1, "gradient_steps": -1}

@@ -6,43 +6,27 @@ repository=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONPATH=$repository OMP_NUM_THREADS=1
 sweep() { python -m benchmark.sweep "$@"; }
 report() { python -m benchmark.report "${@:2}" --output "$repository/benchmark/results/$1"; } # STUDY RUNS FLAGS
-reference="--num-envs 1 --num-steps 2048 --adam-beta1 0.9 --adam-beta2 0.999 --gae-lambda 0.95 --norm-adv --clip-vloss --target-kl None --log-std-init 0 --log-std-min -20 --obs-epsilon 1e-8"
-ppo() { # EXPERIMENT FOLDER TASKS FLAGS; the recipe was chosen on seeds 11 to 83
-    sweep --script "$repository/ppo_continuous.py" --exp-name "$1" --folder "$2" --env-ids $3 --first-seed 91 --num-seeds 5 --workers 2 \
-        -- --eval-freq 100000 --no-cuda "${@:4}"
+reference="--num-envs 1 --num-steps 2048 --target-kl None --log-std-init 0 --log-std-min -20 --obs-epsilon 1e-8"
+ppo() { # EXPERIMENT TASKS FLAGS; the recipe was chosen on seeds 11 to 403
+    sweep --script "$repository/ppo_continuous.py" --exp-name "$1" --folder "sweeps/$1" --env-ids $2 --first-seed 501 --num-seeds 10 \
+        --workers 2 -- --eval-freq 50000 --no-cuda "${@:3}"
 }
+pool="HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 InvertedDoublePendulum-v5"
 case $1 in
-    ppo) # the default recipe beside the reference's, four hours
-        tasks="HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 InvertedDoublePendulum-v5 Pendulum-v1"
-        both() { # FOLDER TASKS FLAGS
-            ppo ppo_continuous "$1" "$2" $3
-            ppo ppo_reference "$1_reference" "$2" $reference $3
-        }
-        both sweeps/ppo_1m "$tasks" "--total-timesteps 1000000"
-        both sweeps/ppo_humanoid Humanoid-v5 "--total-timesteps 500000"
-        report ppo sweeps/ppo_{1m,humanoid}{,_reference}/runs/* --normalize-by ppo_continuous \
+    ppo) # the default recipe beside the reference's; not run yet
+        ppo ppo_continuous "$pool Humanoid-v5 Pendulum-v1"
+        ppo ppo_reference "$pool Humanoid-v5 Pendulum-v1" $reference
+        report ppo sweeps/ppo_{continuous,reference}/runs/* --normalize-by ppo_continuous \
             --labels ppo_continuous="PPO, defaults" ppo_reference="PPO, reference's recipe"
         ;;
-    ppo_ablation) # each change taken back alone, after `ppo`, four hours
-        without() { ppo "$1" "sweeps/$1" "HalfCheetah-v5 Walker2d-v5" --total-timesteps 1000000 "${@:2}"; }
-        without ppo_one_environment --num-envs 1 --num-steps 2048
-        without ppo_together --no-stagger
-        without ppo_usual_adam --adam-beta1 0.9 --adam-beta2 0.999
-        without ppo_lambda_0.95 --gae-lambda 0.95
-        without ppo_std_1 --log-std-init 0
-        without ppo_clipped_value --clip-vloss
-        without ppo_norm_adv --norm-adv
-        without ppo_no_least_std --log-std-min -20
-        without ppo_obs_epsilon --obs-epsilon 1e-8
-        without ppo_all_epochs --target-kl None
-        report ppo_ablation sweeps/ppo_1m{,_reference}/runs/{HalfCheetah,Walker2d}* \
-            sweeps/ppo_{one_environment,together,usual_adam,lambda_0.95,std_1,clipped_value,norm_adv,no_least_std,obs_epsilon,all_epochs}/runs/* --normalize-by ppo_continuous
-        ;;
-    ppo_per_task) # flags that may help one task, after `ppo`
-        tuned() { ppo "$1" "sweeps/$1" "$2" --total-timesteps 1000000 "${@:3}"; }
-        tuned ppo_gamma_0.995 HalfCheetah-v5 --gamma 0.995
-        tuned ppo_least_std_-2 Ant-v5 --log-std-min -2
-        report ppo_per_task sweeps/ppo_1m/runs/{HalfCheetah,Ant}* sweeps/ppo_{gamma_0.995,least_std_-2}/runs/*
+    ppo_ablation) # each change taken back alone, after `ppo`; not run yet
+        ppo ppo_one_environment "$pool" --num-envs 1 --num-steps 2048
+        ppo ppo_std_1 "$pool" --log-std-init 0
+        ppo ppo_no_least_std "$pool" --log-std-min -20
+        ppo ppo_all_epochs "$pool" --target-kl None
+        ppo ppo_obs_epsilon "$pool" --obs-epsilon 1e-8
+        report ppo_ablation sweeps/ppo_{continuous,reference,one_environment,std_1,no_least_std,all_epochs,obs_epsilon}/runs/* \
+            --normalize-by ppo_continuous
         ;;
     sac) # beside the published curves; two hours of one thread a run
         sweep --script "$repository/sac_continuous.py" --env-ids HalfCheetah-v5 Hopper-v5 Walker2d-v5 --seeds 201 202 203 --workers 2 \

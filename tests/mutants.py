@@ -147,8 +147,8 @@ MUTANTS = [
     ),
     Mutant(
         PPO,
-        "errors = torch.max(errors, (clipped_values",
-        "errors = torch.min(errors, (clipped_values",
+        "torch.max((values - returns) ** 2,",
+        "torch.min((values - returns) ** 2,",
         "value loss: the smaller error",
         PPO_TESTS,
     ),
@@ -549,10 +549,10 @@ MUTANTS = [
     ),
     Mutant(
         RUN,
-        "self.running[:2, dones & (self.running[2] == 1)].T",
-        "self.running[:2, dones].T",
-        "first episodes are not skipped",
-        f"tests/test_run.py {ENVIRONMENT_TESTS}",
+        "self.running[:, dones] = 0.0",
+        "self.running[1, dones] = 0.0",
+        "the return of an episode goes on in the next one",
+        f"tests/test_run.py {ENVIRONMENT_TESTS} tests/test_env_kwargs.py",
     ),
     Mutant(
         RUN,

@@ -66,8 +66,6 @@ PPO = [
     ("--log-std-init", "-3"),  # below --log-std-min
     ("--log-std-min", "3"),
     ("--obs-epsilon", "0"),
-    ("--adam-beta1", "1.5"),
-    ("--adam-beta2", "1"),
 ]
 SAC = [
     ("--q-lr", "-1"),

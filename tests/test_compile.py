@@ -67,7 +67,7 @@ def run(words: list[str], folder: Path, **variables: str) -> subprocess.Complete
 
 
 CASES: list[tuple[str, dict[str, object]]] = [
-    ("ppo_continuous", {"norm_adv": True, "clip_vloss": True, "ent_coef": 0.1}),
+    ("ppo_continuous", {"ent_coef": 0.1}),
     ("sac_continuous", {"norm_obs": True, "autotune": False}),
     ("ppo_selfplay", {}),
     ("ppo_selfplay", {"env_kwargs": {"actions": "multidiscrete"}}),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Train, read_scalars
+from conftest import Train
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_envs import LENGTH, Nested, make_vector
 
@@ -47,10 +47,10 @@ def test_step_envs(script: ModuleType, mode: AutoresetMode) -> None:
 @pytest.mark.parametrize("env_id", ["toy_envs:Counting-v0", "Hopper-v5"])
 def test_ppos_lean_vector_environment_is_gymnasiums(env_id: str) -> None:
     """Everything that it returns over several episodes, which end together or apart, and in either way."""
-    args = ppo_continuous.Args(env_id=env_id, stagger=False)
+    args = ppo_continuous.Args(env_id=env_id)
     lean = ppo_continuous.make_envs(args, 4)
     assert isinstance(lean.unwrapped, ppo_continuous.LeanVectorEnv)
-    env_fns = [partial(ppo_continuous.make_env, args, i) for i in range(4)]
+    env_fns = [partial(ppo_continuous.make_env, args)] * 4
     plain = SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
     arrays: list[list[np.ndarray]] = []
     for envs in (lean, plain):
@@ -132,35 +132,6 @@ def test_ppo_learns_from_every_transition_and_nothing_else(
         assert rollout[name].T.tolist() == [column, column], name
     learned = sorted(code(torch.cat(minibatch_obs)).flatten().tolist())
     assert learned == sorted(2 * [100 * t[0] + t[1] for t in expected])
-
-
-@pytest.mark.parametrize(
-    ("flags", "first_ends"),
-    [({}, [20, 5, 10, 15]), ({"vectorization": "async"}, [20, 5, 10, 15]), ({"stagger": False}, [20] * 4)],
-)
-def test_ppo_staggers_first_episodes(
-    train: Train, monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], first_ends: list[int]
-) -> None:
-    """A time limit of 20 would end four environments together; a cut is a truncation, and its return is not logged."""
-    compute_gae = ppo_continuous.compute_gae
-    rollouts: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def spy_gae(*args: Any) -> torch.Tensor:
-        rollouts.append(args[3:5])  # terminations, dones
-        return compute_gae(*args)
-
-    monkeypatch.setattr(ppo_continuous, "compute_gae", spy_gae)
-    counts = {"num_envs": 4, "num_steps": 32, "total_timesteps": 512, "checkpoint_freq": 256}
-    folder = train(ppo_continuous, env_id="toy_envs:Endless-v0", **counts, **flags)
-    terminations, dones = (torch.cat(parts) for parts in zip(*rollouts, strict=True))
-    assert not terminations.any()
-    for start in (0, 64):  # the checkpoint resets all environments together, and staggers them anew
-        for env, first in enumerate(first_ends):
-            ends = (torch.nonzero(dones[start : start + 64, env]).flatten() + 1).tolist()
-            assert ends == list(range(first, 65, 20))
-    scalars = read_scalars(folder)
-    for name in ("charts/episodic_return", "charts/episodic_length"):
-        assert {value for _, value in scalars[name]} == {20.0}
 
 
 def test_dict_observations_and_other_bounds(script: ModuleType, train: Train) -> None:

@@ -73,22 +73,21 @@ def test_policy_metrics() -> None:
 
 
 def test_value_loss_by_cases() -> None:
-    """The worse of the two errors, halved; without clipping the plain one."""
-    for value, old_value, target, clipped_error, plain_error in [
-        (1.1, 1.0, 3.0, 1.9**2, 1.9**2),  # moved by less than 0.2
-        (2.0, 1.0, 3.0, 1.8**2, 1.0),  # moved far towards the target: counts as 1.2
-        (0.0, 1.0, 3.0, 9.0, 9.0),  # moved far from the target: its own error is worse than that of 0.8
+    """The worse of the two errors, halved."""
+    for value, old_value, target, error in [
+        (1.1, 1.0, 3.0, 1.9**2),  # moved by less than 0.2
+        (2.0, 1.0, 3.0, 1.8**2),  # moved far towards the target: counts as 1.2
+        (0.0, 1.0, 3.0, 9.0),  # moved far from the target: its own error is worse than that of 0.8
     ]:
         new, old, returns = torch.tensor([[value], [old_value], [target]], dtype=torch.float64)
-        assert compute_value_loss(new, old, returns, 0.2)[0].item() == pytest.approx(0.5 * clipped_error)
-        assert compute_value_loss(new, old, returns, None)[0].item() == pytest.approx(0.5 * plain_error)
+        assert compute_value_loss(new, old, returns, 0.2)[0].item() == pytest.approx(0.5 * error)
 
 
 @pytest.mark.parametrize(
     "flags",
     [
         {},
-        {"norm_adv": True, "clip_vloss": True, "ent_coef": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.999},
+        {"norm_adv": False, "ent_coef": 0.1},
         {"max_grad_norm": 0.01},  # always shortened
         {"max_grad_norm": 1e3},  # never shortened, and never made longer
         {"log_std_min": -0.28},
@@ -99,7 +98,7 @@ def test_updates_against_a_second_implementation(flags: dict[str, float]) -> Non
     torch.manual_seed(0)
     args = Args(log_std_init=-0.3, **flags)  # type: ignore[arg-type]
     agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), args).double()
-    optimizer = Adam(agent.parameters(), 1e-2, args.adam_beta1, args.adam_beta2, 1e-5)
+    optimizer = Adam(agent.parameters(), 1e-2, 0.9, 0.999, 1e-5)
 
     params = {name: p.detach().clone().requires_grad_() for name, p in agent.named_parameters()}
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in params.items()}
@@ -121,21 +120,19 @@ def test_updates_against_a_second_implementation(flags: dict[str, float]) -> Non
         for i in range(16):
             low, high = ratios[i] * scaled[i], torch.clip(ratios[i], 0.8, 1.2) * scaled[i]
             surrogate = surrogate + (low if low < high else high) / 16
-            errors = [(new_values[i] - returns[i]) ** 2]
-            if args.clip_vloss:
-                errors.append((values[i] + torch.clip(new_values[i] - values[i], -0.2, 0.2) - returns[i]) ** 2)
-            value_error = value_error + max(errors) / 16
+            clipped_error = (values[i] + torch.clip(new_values[i] - values[i], -0.2, 0.2) - returns[i]) ** 2
+            value_error = value_error + max((new_values[i] - returns[i]) ** 2, clipped_error) / 16
         loss = -surrogate - args.ent_coef * policy.entropy().sum(1).mean() + 0.5 * 0.5 * value_error
 
         grads = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
         norm = math.sqrt(sum(g.square().sum().item() for g in grads.values()))
         for name, p in params.items():
             g = grads[name] * min(1.0, args.max_grad_norm / (norm + 1e-6))
-            (m, v), beta1, beta2 = moments[name], args.adam_beta1, args.adam_beta2
-            m.mul_(beta1).add_((1 - beta1) * g)
-            v.mul_(beta2).add_((1 - beta2) * g**2)
+            m, v = moments[name]
+            m.mul_(0.9).add_(0.1 * g)
+            v.mul_(0.999).add_(0.001 * g**2)
             with torch.no_grad():
-                p -= 1e-2 * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + 1e-5)
+                p -= 1e-2 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-5)
                 if name == "actor.log_std":
                     p[p < args.log_std_min] = args.log_std_min
     for name, p in agent.named_parameters():
@@ -170,19 +167,6 @@ def test_moments_of_a_zero_gradient_end_at_zero(module: ModuleType, train: Train
     for gradient in [1e-30] + 2000 * [0.0]:
         optimizer.step(torch.full((3,), gradient))
     assert not optimizer.mean.any()
-
-
-@pytest.mark.parametrize(("betas", "is_bounded"), [((Args.adam_beta1, Args.adam_beta2), True), ((0.9, 0.999), False)])
-def test_no_step_is_longer_than_the_learning_rate(betas: tuple[float, float], is_bounded: bool) -> None:
-    """Large gradients follow a hundred small ones: with equal decays no parameter moves farther than the rate."""
-    torch.manual_seed(0)
-    parameter, longest = nn.Parameter(torch.zeros(50)), 0.0
-    optimizer = Adam([parameter], 0.1, *betas, 1e-5)
-    for step in range(130):
-        before = parameter.detach().clone()
-        optimizer.step(torch.randn(50) * (1e-3 if step < 100 else 1.0))
-        longest = max(longest, (parameter.detach() - before).abs().max().item())
-    assert (longest <= 0.1 * (1 + 1e-5)) == is_bounded
 
 
 def test_initial_weights() -> None:
@@ -282,11 +266,12 @@ def test_old_log_probabilities_are_those_of_the_policy_that_acted(spies: Spies) 
 
 
 def test_explained_variance(spies: Spies) -> None:
-    """1 - Var(returns - values) / Var(returns), over the rollout."""
+    """1 - Var(returns - values) / Var(returns), over the rollout; returns are advantages plus values."""
     logged = [value for _, value in spies.train(target_kl=None)["losses/explained_variance"]]
     assert len(logged) == 4
     for value, minibatches in zip(logged, spies.minibatches, strict=True):
-        *_, returns, values = (torch.cat(column).numpy() for column in zip(*minibatches, strict=True))
+        *_, advantages, returns, values = (torch.cat(column).numpy() for column in zip(*minibatches, strict=True))
+        np.testing.assert_allclose(returns, advantages + values, atol=1e-5)
         assert value == pytest.approx(1 - np.var(returns - values) / np.var(returns), rel=1e-3)
 
 

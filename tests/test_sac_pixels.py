@@ -131,17 +131,17 @@ def test_pictures_are_scaled_by_means_of_boxes(height: int, width: int, monkeypa
     picture = np.random.default_rng(0).integers(256, size=(height, width, 3), dtype=np.uint8)
     monkeypatch.setattr(Slides, "size", picture.shape)
     monkeypatch.setattr(Slides, "picture", lambda self: picture)
-    env = script.make_env(make_args(frame_stack=1), 0)
+    env = script.make_env(make_args(frame_stack=1))
     obs, _ = env.reset()
     np.testing.assert_allclose(obs.reshape(3, 20, 20), shrink_slowly(picture, 20), atol=1)  # a half is rounded
     assert (obs.reshape(3, 20, 20) == shrink_slowly(picture, 20)).mean() > 0.95
-    env = script.make_env(make_args(frame_stack=1, grey=True), 0)
+    env = script.make_env(make_args(frame_stack=1, grey=True))
     red, green, blue = np.moveaxis(picture.astype(float), 2, 0)
     grey = shrink_slowly((0.299 * red + 0.587 * green + 0.114 * blue)[..., None], 20)
     np.testing.assert_allclose(env.reset()[0].reshape(1, 20, 20), grey, atol=1)
     monkeypatch.setattr(Slides, "size", (height, width, 4))
     monkeypatch.setattr(Slides, "picture", lambda self: np.concatenate([picture, picture[..., :1]], axis=2))
-    env = script.make_env(make_args(frame_stack=1, grey=True), 0)  # the fourth channel, of transparency, does not count
+    env = script.make_env(make_args(frame_stack=1, grey=True))  # the fourth channel, of transparency, does not count
     np.testing.assert_allclose(env.reset()[0].reshape(1, 20, 20), grey, atol=1)
 
 
@@ -175,7 +175,7 @@ def test_own_pictures_and_rendered_ones(kwargs: str) -> None:
 
 def test_action_repeat() -> None:
     """Rewards are summed, and the episode ends within the repetition."""
-    env = script.make_env(make_args(action_repeat=3), 0)
+    env = script.make_env(make_args(action_repeat=3))
     first, _ = env.reset()
     obs, reward, terminated, truncated, _ = env.step(np.zeros(1, np.float32))
     assert (obs[-1] - first[-1], reward, terminated or truncated) == (3, 1.0 + 2.0 + 3.0, False)

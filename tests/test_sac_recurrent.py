@@ -289,7 +289,7 @@ def test_tasks_with_a_hidden_part_are_those_of_observe(task: str, observe: str, 
     """The same spaces, observations, rewards and time limit, for scripts without `--observe`."""
     import_module("benchmark.hidden")
     assert gym.spec(same).max_episode_steps == gym.spec(task).max_episode_steps
-    one, other = script.make_env(script.Args(env_id=task, observe=observe), 0), gym.make(same)
+    one, other = script.make_env(script.Args(env_id=task, observe=observe)), gym.make(same)
     assert one.observation_space == other.observation_space
     np.testing.assert_array_equal(one.reset(seed=3)[0], other.reset(seed=3)[0])
     for _ in range(20):

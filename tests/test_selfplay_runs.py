@@ -405,7 +405,7 @@ def test_stopped_by_a_signal(tmp_path: Path, name: str, signum: int, status: int
 
 # --- flags ---
 
-SWITCHES = ("anneal_lr", "norm_adv", "norm_obs", "norm_reward", "clip_vloss")
+SWITCHES = ("anneal_lr", "norm_adv", "norm_obs", "norm_reward")
 BASE: dict[str, dict[str, Any]] = {
     "ppo_selfplay": {
         "total_timesteps": 1024,
@@ -437,8 +437,6 @@ SHARED: dict[str, Any] = {
 FLAGS: dict[str, dict[str, Any]] = {
     "ppo_selfplay": {
         "learning_rate": 1e-2,
-        "adam_beta1": 0.5,
-        "adam_beta2": 0.9,
         "num_steps": 16,
         "anneal_lr": False,
         "gae_lambda": 0.5,
@@ -448,7 +446,6 @@ FLAGS: dict[str, dict[str, Any]] = {
         "norm_obs": False,
         "norm_reward": False,
         "clip_coef": 0.01,
-        "clip_vloss": False,
         "ent_coef": 0.1,
         "vf_coef": 2.0,
         "max_grad_norm": 0.01,

@@ -23,7 +23,7 @@ STAND_IN = "Stand-in for utils/run.py, where this file was copied alone"
 MAX_LINES = {"continuous": (605, 121, 66), "selfplay": (825, 121, 66)}
 # Functions and classes of one name that differ between siblings: what a comparison of the two is to show.
 MAY_DIFFER = {
-    ("ppo_continuous", "sac_continuous"): {"Args", "check_args", "make_env", "make_envs", "Actor", "Agent"}
+    ("ppo_continuous", "sac_continuous"): {"Args", "check_args", "make_envs", "Actor", "Agent"}
     | {"mlp", "update", "evaluate", "main"},
     ("ppo_selfplay", "sac_selfplay"): {"Args", "check_args", "NormalActor", "CategoricalActor", "Agent", "mlp"}
     | {"update", "main"},
@@ -43,10 +43,10 @@ MAY_DIFFER = {
     | {"compute_td_target", "compute_qf_gradient", "compute_actor_gradient", "evaluate", "main"},
 }
 MAX_CHANGED_LINES = {  # of `diff A B | grep -c '^[<>]'`, both without the stand-in
-    ("ppo_continuous", "sac_continuous"): 645,
-    ("ppo_selfplay", "sac_selfplay"): 700,
-    ("ppo_continuous", "ppo_selfplay"): 630,
-    ("sac_continuous", "sac_selfplay"): 690,
+    ("ppo_continuous", "sac_continuous"): 600,
+    ("ppo_selfplay", "sac_selfplay"): 690,
+    ("ppo_continuous", "ppo_selfplay"): 600,
+    ("sac_continuous", "sac_selfplay"): 685,
     ("sac_continuous", "variants/sac_value_network"): 400,
     ("sac_continuous", "variants/sac_recurrent"): 400,
     ("sac_continuous", "variants/sac_rewards"): 400,

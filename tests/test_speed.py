@@ -135,7 +135,7 @@ def test_libraries_are_measured_beside(name: str, steps: str, tmp_path: Path) ->
 
 def test_libraries_get_the_hyper_parameters_of_the_script() -> None:
     """By hand, in Stable-Baselines3's names: what would make one of the two compute less is not left to its default."""
-    flags = "--gamma 0.9 --num-envs 2 --num-steps 64 --num-minibatches 4 --update-epochs 3 --norm-adv --clip-vloss"
+    flags = "--gamma 0.9 --num-envs 2 --num-steps 64 --num-minibatches 4 --update-epochs 3"
     ppo = speed.library_settings("sb3", "ppo_continuous.py", parse_args(ppo_continuous.Args, flags.split()))
     expected = {
         "gamma": 0.9,
@@ -147,11 +147,8 @@ def test_libraries_get_the_hyper_parameters_of_the_script() -> None:
     }
     expected["n_epochs"] = 3
     assert expected.items() <= ppo.items()
-    plain = speed.library_settings(
-        "sb3", "ppo_continuous.py", parse_args(ppo_continuous.Args, ["--no-norm-adv", "--no-clip-vloss"])
-    )
+    plain = speed.library_settings("sb3", "ppo_continuous.py", parse_args(ppo_continuous.Args, ["--no-norm-adv"]))
     assert not plain["normalize_advantage"]
-    assert plain["clip_range_vf"] is None
     flags = "--batch-size 32 --policy-lr 0.01 --tau 0.2 --learning-starts 70"
     sac = speed.library_settings("sbx", "sac_continuous.py", parse_args(sac_continuous.Args, flags.split()))
     expected = {"batch_size": 32, "learning_rate": 0.01, "tau": 0.2, "learning_starts": 70, "train_freq": 1}

@@ -575,7 +575,7 @@ class Run:
         self.parts = self.model | flatten(rest) | self.files
         self.global_step, self.extra_resets, self.begins_anew = 0, list[int](), True
         self.results: dict[str, float] = {}  # the newest value of every metric
-        self.running: np.ndarray | None = None  # return, length and whether it counts, of every running episode
+        self.running: np.ndarray | None = None  # return and length of every running episode
         self.finished: list[np.ndarray] = []  # return and length of the episodes that have ended since the last point
         self.announce()
         if args.resume is not None:
@@ -687,19 +687,17 @@ class Run:
                     step = self.global_step + (row + 1) * self.stride // len(rows)
                 raise FloatingPointError(f"{name} is not a finite number at step {step:,}")
 
-    def record(self, rewards: np.ndarray, dones: np.ndarray, skip_first: bool = False) -> None:
+    def record(self, rewards: np.ndarray, dones: np.ndarray) -> None:
         """Adds a step of all environments to their episodes' returns and lengths, whose means `log` adds.
 
-        rewards and dones are (num_envs,). With `skip_first` the first episode after a seed does not count.
+        rewards and dones are (num_envs,).
         """
         if self.running is None:
-            self.running = np.zeros((3, len(rewards)))
-            self.running[2] = not skip_first
-        self.running[0] += rewards
-        self.running[1] += 1
+            self.running = np.zeros((2, len(rewards)))
+        self.running += rewards, np.ones(len(rewards))
         if dones.any():
-            self.finished += list(self.running[:2, dones & (self.running[2] == 1)].T)
-            self.running[:, dones] = np.array([[0], [0], [1]])
+            self.finished += list(self.running[:, dones].T)
+            self.running[:, dones] = 0.0
 
     def log(self, metrics: Mapping[str, float], global_step: int) -> None:
         """Logs one point of every metric; adds the speed and the mean return of the episodes since the last call.

@@ -176,7 +176,7 @@ def is_picture(space: gym.Space) -> bool:
     return isinstance(space, gym.spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8
 
 
-def make_env(args: Args, index: int, **render: str) -> gym.Env:
+def make_env(args: Args, **render: str) -> gym.Env:
     """One environment with pictures as observations; `render` are the arguments for videos."""
     kwargs = json.loads(args.env_kwargs) | render
     env = gym.make(args.env_id, **kwargs)
@@ -190,7 +190,7 @@ def make_env(args: Args, index: int, **render: str) -> gym.Env:
 
 def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv:
     """`num_envs` environments stepped together; `video` is where the first episode of the first one is recorded."""
-    return vectorize(SyncVectorEnv, [partial(make_env, args, i) for i in range(num_envs)], args, video)
+    return vectorize(SyncVectorEnv, [partial(make_env, args)] * num_envs, args, video)
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -108,7 +108,7 @@ def check_args(args: Args) -> None:
 # === Environments =====================================================================================================
 
 
-def make_env(args: Args, index: int, **render: str) -> gym.Env:
+def make_env(args: Args, **render: str) -> gym.Env:
     """One environment with flat observations; `render` are the arguments for videos."""
     env = gym.make(args.env_id, **json.loads(args.env_kwargs) | render)
     if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
@@ -118,7 +118,7 @@ def make_env(args: Args, index: int, **render: str) -> gym.Env:
 
 def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv:
     """`num_envs` environments stepped together; `video` is where the first episode of the first one is recorded."""
-    return vectorize(SyncVectorEnv, [partial(make_env, args, i) for i in range(num_envs)], args, video)
+    return vectorize(SyncVectorEnv, [partial(make_env, args)] * num_envs, args, video)
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:

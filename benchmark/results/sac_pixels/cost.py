@@ -56,7 +56,7 @@ def measure(name: str, script: Any, **flags: Any) -> None:
 
 def measure_drawing(**flags: Any) -> None:
     """Prints the least and the median process time in ms that drawing a picture takes, and drawing and scaling it."""
-    env = pixels.make_env(pixels.Args(grey=True, **flags), 0)
+    env = pixels.make_env(pixels.Args(grey=True, **flags))
     env.reset(seed=0)
     for name, function in {"drawn": env.env.render, "drawn and scaled": lambda: env.see(None)}.items():
         times = []
