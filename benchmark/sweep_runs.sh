@@ -7,7 +7,7 @@ export PYTHONPATH=$repository OMP_NUM_THREADS=1
 sweep() { python -m benchmark.sweep "$@"; }
 report() { python -m benchmark.report "${@:2}" --output "$repository/benchmark/results/$1"; } # STUDY RUNS FLAGS
 reference="--num-envs 1 --num-steps 2048 --target-kl None --log-std-init 0 --log-std-min -20 --obs-epsilon 1e-8"
-ppo() { # EXPERIMENT TASKS FLAGS; the recipe was chosen on seeds 11 to 403
+ppo() { # EXPERIMENT TASKS FLAGS; the recipe was chosen on seeds 11 to 405
     sweep --script "$repository/ppo_continuous.py" --exp-name "$1" --folder "sweeps/$1" --env-ids $2 --first-seed 501 --num-seeds 10 \
         --workers 2 -- --eval-freq 50000 --no-cuda "${@:3}"
 }
