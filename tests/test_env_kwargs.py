@@ -55,9 +55,10 @@ def call(script: ModuleType, *words: str) -> None:
 def test_env_kwargs_reach_the_task(
     script: ModuleType, vectorization: str, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Episodes of 4 steps at 2.5 return 10: in training, evaluation, processes, a resumed run and --evaluate."""
+    """Four steps at 2.5 return 10, as the log says: in training, evaluation, processes, a resumed run, --evaluate."""
     folder = train(script, **TASK, **FAST[script.__name__], vectorization=vectorization, eval_freq=128)
     assert returns(folder, "charts/episodic_return") == returns(folder, "eval/return_mean") == {10.0}
+    assert returns(folder, "charts/episodic_length") == returns(folder, "eval/length_mean") == {4.0}
     first_steps = {step for step, _ in read_scalars(folder)["charts/episodic_return"]}
     call(script, "--resume", str(folder), "--total-timesteps", "600")
     assert max(first_steps) < max(step for step, _ in read_scalars(folder)["charts/episodic_return"])
