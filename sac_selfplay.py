@@ -122,7 +122,6 @@ class Args:
     tau: float = 0.02  # step size of the target networks towards the critics
     critics: Literal["mean", "min"] = "mean"  # the value of both critics: their mean, or the smaller one
     policy_frequency: int = 1  # the actor is updated after every N critic updates, then N times
-    target_network_frequency: int = 1  # the target networks are updated every N updates
     policy_lr: float = 1e-3  # learning rate of the actor
     q_lr: float = 1e-3  # learning rate of the critics
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
@@ -140,7 +139,7 @@ LIMITS = {
     "eval_games num_games": (1, 100_000),
     "batch_size": (1, 10_000_000),
     "cross_play_games": (0, 100_000),
-    "total_timesteps buffer_size save_steps team_change policy_frequency target_network_frequency log_freq": (1, 1e12),
+    "total_timesteps buffer_size save_steps team_change policy_frequency log_freq": (1, 1e12),
     "eval_freq checkpoint_freq swap_steps exploitability learning_starts updates_per_step": (0, 1e12),
     "policy_lr q_lr alpha_lr target_entropy_scale discrete_target_entropy_scale": (0, 1e12),
     "window cross_play_snapshots": (1, 10_000),
@@ -152,9 +151,8 @@ LIMITS = {
     "seed": (0, 2**31),
 }
 # What --behaviors may change.
-PER_BEHAVIOR = "batch_size learning_starts updates_per_step gamma tau policy_frequency target_network_frequency "
-PER_BEHAVIOR += "policy_lr q_lr alpha_lr anneal_lr alpha autotune target_entropy_scale discrete_target_entropy_scale "
-PER_BEHAVIOR += "team_change"
+PER_BEHAVIOR = "batch_size learning_starts updates_per_step gamma tau policy_frequency policy_lr q_lr alpha_lr "
+PER_BEHAVIOR += "anneal_lr alpha autotune target_entropy_scale discrete_target_entropy_scale team_change"
 
 
 def check_args(args: Args) -> None:
@@ -591,8 +589,7 @@ def update(
                 optimizers["alpha"].step(alpha_gradient)
             metrics |= actor_metrics
 
-    if step % args.target_network_frequency == 0:
-        update_target(agent.qf, agent.qf_target, args.tau)
+    update_target(agent.qf, agent.qf_target, args.tau)
     metrics["losses/alpha"] = agent.log_alpha.detach().exp().mean()
     return metrics
 

@@ -103,9 +103,9 @@ MUTANTS = [
     ),
     Mutant(
         SAC,
-        "if step % args.target_network_frequency == 0:",
-        "if (step + 1) % args.target_network_frequency == 0:",
-        "target networks: updated one step late",
+        "update_target(agent.qf, agent.qf_target, args.tau)",
+        "update_target(agent.qf_target, agent.qf, args.tau)",
+        "target networks: the critics move towards them",
         SAC_TESTS,
     ),
     Mutant(

@@ -76,7 +76,6 @@ SAC = [
     ("--learning-starts", "-1"),
     ("--updates-per-step", "-0.5"),
     ("--policy-frequency", "0"),
-    ("--target-network-frequency", "0"),
     ("--tau", "1.5"),
     ("--alpha", "0"),
     ("--target-entropy-scale", "nan"),

@@ -407,8 +407,7 @@ FLAGS: dict[str, list[dict[str, Any]]] = {
     "sac_continuous": [
         {"exp_name": "mine", "save_model": False},
         {"gamma": 0.9, "tau": 0.1, "policy_lr": 1e-4, "q_lr": 1e-4, "alpha_lr": 1e-4, "target_entropy_scale": 0.5},
-        {"updates_per_step": 0.25, "policy_frequency": 2, "target_network_frequency": 2}
-        | {"autotune": False, "alpha": 0.2},
+        {"updates_per_step": 0.25, "policy_frequency": 2, "autotune": False, "alpha": 0.2},
         {"updates_per_step": 2.0, "norm_obs": True, "num_envs": 3, "anneal_lr": True},
     ],
 }

@@ -125,10 +125,9 @@ class Reference:
                 if self.args.autotune:
                     surplus = -log_prob.detach() + self.args.target_entropy_scale  # of entropy, in one dimension
                     self.step(self.alpha_optimizer, (self.log_alpha.exp() * surplus).mean())
-        if num_updates % self.args.target_network_frequency == 0:
-            for net, target_net in zip(self.q, self.q_target, strict=True):
-                for p, p_target in zip(net.parameters(), target_net.parameters(), strict=True):
-                    p_target.data = (1 - self.args.tau) * p_target.data + self.args.tau * p.data
+        for net, target_net in zip(self.q, self.q_target, strict=True):
+            for p, p_target in zip(net.parameters(), target_net.parameters(), strict=True):
+                p_target.data = (1 - self.args.tau) * p_target.data + self.args.tau * p.data
 
     @staticmethod
     def step(optimizer: torch.optim.Optimizer, loss: Any) -> None:
@@ -143,7 +142,7 @@ class Reference:
     [
         {},
         {"autotune": False, "alpha": 0.2},
-        {"policy_frequency": 2, "target_network_frequency": 3, "target_entropy_scale": 0.5},
+        {"policy_frequency": 2, "target_entropy_scale": 0.5},
     ],
     ids=str,
 )

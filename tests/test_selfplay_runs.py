@@ -461,7 +461,6 @@ FLAGS: dict[str, dict[str, Any]] = {
         "tau": 0.5,
         "critics": "min",
         "policy_frequency": 2,
-        "target_network_frequency": 2,
         "policy_lr": 1e-2,
         "q_lr": 1e-2,
         "alpha_lr": 1e-1,

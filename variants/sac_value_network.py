@@ -75,7 +75,6 @@ class Args:
     gamma: float = 0.99  # discount factor
     tau: float = 0.005  # step size of the target network towards the state value
     policy_frequency: int = 1  # the actor is updated after every N critic updates, then N times
-    target_network_frequency: int = 1  # the target network is updated every N updates
     policy_lr: float = 1e-3  # learning rate of the actor
     q_lr: float = 1e-3  # learning rate of the critics and of the state value
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
@@ -91,7 +90,7 @@ LIMITS = {
     "gamma tau": (0, 1),
     "eval_episodes num_envs": (1, 100_000),
     "batch_size": (1, 10_000_000),
-    "total_timesteps buffer_size policy_frequency target_network_frequency log_freq": (1, 1e12),
+    "total_timesteps buffer_size policy_frequency log_freq": (1, 1e12),
     "eval_freq checkpoint_freq learning_starts updates_per_step": (0, 1e12),
     "policy_lr q_lr alpha_lr target_entropy_scale": (0, 1e12),
     "alpha": (1e-9, 1e9),
@@ -439,8 +438,7 @@ def update(
                 optimizers["alpha"].step(alpha_gradient)
             metrics |= actor_metrics
 
-    if step % args.target_network_frequency == 0:
-        update_target(agent.vf, agent.vf_target, args.tau)
+    update_target(agent.vf, agent.vf_target, args.tau)
     metrics["losses/alpha"] = agent.log_alpha.detach().exp()
     return metrics
 
