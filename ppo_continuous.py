@@ -10,12 +10,13 @@ walks through this file, explains every logged metric and has the results.
 
 The defaults differ from the reference, CleanRL's `ppo_continuous_action.py`. These flags restore its settings:
 
-    --num-envs 1 --num-steps 2048 --target-kl None --log-std-init 0 --log-std-min -20 --obs-epsilon 1e-8
+    --num-envs 1 --num-steps 2048 --target-kl None --std-min None --obs-epsilon 1e-8 --norm-adv
 
 - 16 environments for 128 steps, not one for 2,048.
-- The standard deviation of the policy begins at exp(-0.75), not 1. It never falls below exp(-1.5).
-- An iteration stops after a pass over the rollout whose mean KL divergence exceeds 0.03.
+- The standard deviation of the policy begins at 0.44, not 1, and never falls below half of that.
+- An iteration stops after a pass over the rollout whose mean KL divergence exceeds 0.025.
 - Observations are divided by the square root of their variance plus 0.01, not 1e-8.
+- Advantages are not normalised.
 What each change is worth: `docs/ppo.md`. Further deviations:
 - A truncation cuts the advantage trace and bootstraps from the final observation; the reference treats a time limit as
   a termination.
@@ -88,7 +89,7 @@ class Args:
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation: 0 is one-step TD, 1 is Monte Carlo
     num_minibatches: int = 32  # minibatches of a rollout
     update_epochs: int = 10  # passes over a rollout
-    norm_adv: bool = True  # normalise the advantages of each minibatch to mean 0 and standard deviation 1
+    norm_adv: bool = False  # normalise the advantages of each minibatch to mean 0 and standard deviation 1
     norm_obs: bool = True  # normalise observations by their running mean and standard deviation, clipped to [-10, 10]
     obs_epsilon: float = 0.01  # added to each variance, so that near-constant observations are not amplified
     norm_reward: bool = True  # divide rewards by the running standard deviation of the discounted return, and clip them
@@ -96,9 +97,8 @@ class Args:
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
-    target_kl: float | None = 0.03  # end an iteration after an epoch whose mean KL divergence exceeds this
-    log_std_init: float = -0.75  # initial log standard deviation of the policy, where the action range is [-1, 1]
-    log_std_min: float = -1.5  # lower bound of the log standard deviation
+    target_kl: float | None = 0.025  # end an iteration after an epoch whose mean KL divergence exceeds this
+    std_min: float | None = 0.22  # least standard deviation of the policy, which begins at twice this (None: at 1)
 
     @property
     def batch_size(self) -> int:
@@ -118,15 +118,13 @@ LIMITS = {
     "num_steps": (2, 1_000_000),
     "obs_epsilon": (1e-12, 1e12),
     "eval_freq checkpoint_freq learning_rate clip_coef ent_coef vf_coef max_grad_norm target_kl": (0, 1e12),
-    "log_std_init log_std_min": (-20, 2),
+    "std_min": (1e-9, 10),
     "seed": (0, 2**31),
 }
 
 
 def check_args(args: Args) -> None:
     """Checks what limits cannot express; exits with one sentence."""
-    if args.log_std_init < args.log_std_min:
-        fail(f"--log-std-init takes a number from --log-std-min, {args.log_std_min:g}, to 2, not {args.log_std_init:g}")
     if args.batch_size % args.num_minibatches != 0 or args.minibatch_size < 2:
         rule = f"a divisor of num_envs * num_steps = {args.batch_size} that leaves a minibatch two transitions or more"
         fail(f"--num-minibatches takes {rule}, not {args.num_minibatches}")
@@ -231,10 +229,10 @@ def mlp(*sizes: int, output_gain: float) -> nn.Sequential:
 class Actor(nn.Module):
     """Normal policy: its mean depends on the observation, its log standard deviation does not."""
 
-    def __init__(self, obs_dim: int, action_dim: int, log_std_init: float) -> None:
+    def __init__(self, obs_dim: int, action_dim: int, std_init: float) -> None:
         super().__init__()
         self.mean = mlp(obs_dim, 64, 64, action_dim, output_gain=0.01)
-        self.log_std = nn.Parameter(torch.full((action_dim,), log_std_init))
+        self.log_std = nn.Parameter(torch.full((action_dim,), math.log(std_init)))
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised observations (..., obs_dim) to mean (..., action_dim) and log standard deviation (action_dim,)."""
@@ -250,7 +248,7 @@ class Agent(nn.Module):
         self.norm_obs, self.norm_reward = args.norm_obs, args.norm_reward
         self.obs_rms = RunningMeanStd((obs_dim,), args.obs_epsilon)
         self.return_rms = RunningMeanStd()
-        self.actor = Actor(obs_dim, action_dim, args.log_std_init)
+        self.actor = Actor(obs_dim, action_dim, 1.0 if args.std_min is None else 2.0 * args.std_min)
         self.critic = mlp(obs_dim, 64, 64, 1, output_gain=1.0)
 
     def normalize(self, obs: Tensor) -> Tensor:
@@ -412,8 +410,9 @@ def update(
     """One step on a minibatch: obs, actions, log-probabilities, advantages, returns and values, a row each."""
     vector, metrics = gradient(agent, minibatch, args)
     optimizer.step(vector)
-    with torch.no_grad():
-        agent.actor.log_std.clamp_(min=args.log_std_min)
+    if args.std_min is not None:
+        with torch.no_grad():
+            agent.actor.log_std.clamp_(min=math.log(args.std_min))
     return metrics
 
 

@@ -6,8 +6,8 @@ repository=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONPATH=$repository OMP_NUM_THREADS=1
 sweep() { python -m benchmark.sweep "$@"; }
 report() { python -m benchmark.report "${@:2}" --output "$repository/benchmark/results/$1"; } # STUDY RUNS FLAGS
-reference="--num-envs 1 --num-steps 2048 --target-kl None --log-std-init 0 --log-std-min -20 --obs-epsilon 1e-8"
-ppo() { # EXPERIMENT TASKS FLAGS; the recipe was chosen on seeds 11 to 405
+reference="--num-envs 1 --num-steps 2048 --target-kl None --std-min None --obs-epsilon 1e-8 --norm-adv"
+ppo() { # EXPERIMENT TASKS FLAGS; the recipe was chosen on seeds 11 to 406
     sweep --script "$repository/ppo_continuous.py" --exp-name "$1" --folder "sweeps/$1" --env-ids $2 --first-seed 501 --num-seeds 10 \
         --workers 2 -- --eval-freq 50000 --no-cuda "${@:3}"
 }
@@ -21,11 +21,11 @@ case $1 in
         ;;
     ppo_ablation) # each change taken back alone, after `ppo`; not run yet
         ppo ppo_one_environment "$pool" --num-envs 1 --num-steps 2048
-        ppo ppo_std_1 "$pool" --log-std-init 0
-        ppo ppo_no_least_std "$pool" --log-std-min -20
+        ppo ppo_std_1 "$pool" --std-min None
         ppo ppo_all_epochs "$pool" --target-kl None
         ppo ppo_obs_epsilon "$pool" --obs-epsilon 1e-8
-        report ppo_ablation sweeps/ppo_{continuous,reference,one_environment,std_1,no_least_std,all_epochs,obs_epsilon}/runs/* \
+        ppo ppo_norm_adv "$pool" --norm-adv
+        report ppo_ablation sweeps/ppo_{continuous,reference,one_environment,std_1,all_epochs,obs_epsilon,norm_adv}/runs/* \
             --normalize-by ppo_continuous
         ;;
     sac) # beside the published curves; two hours of one thread a run

@@ -62,9 +62,8 @@ PPO = [
     ("--clip-coef", "-0.2"),
     ("--max-grad-norm", "-1"),
     ("--target-kl", "nan"),
-    ("--log-std-init", "9"),
-    ("--log-std-init", "-3"),  # below --log-std-min
-    ("--log-std-min", "3"),
+    ("--std-min", "0"),
+    ("--std-min", "11"),
     ("--obs-epsilon", "0"),
 ]
 SAC = [

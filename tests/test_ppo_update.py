@@ -87,17 +87,18 @@ def test_value_loss_by_cases() -> None:
     "flags",
     [
         {},
-        {"norm_adv": False, "ent_coef": 0.1},
+        {"norm_adv": True, "ent_coef": 0.1},
         {"max_grad_norm": 0.01},  # always shortened
         {"max_grad_norm": 1e3},  # never shortened, and never made longer
-        {"log_std_min": -0.28},
+        {"std_min": None},
     ],
 )
-def test_updates_against_a_second_implementation(flags: dict[str, float]) -> None:
+def test_updates_against_a_second_implementation(flags: dict[str, float | None]) -> None:
     """Five steps in float64, every weight compared: networks, joint loss, gradient clipping and Adam, written again."""
     torch.manual_seed(0)
-    args = Args(log_std_init=-0.3, **flags)  # type: ignore[arg-type]
+    args = Args(**{"std_min": 0.49} | flags)  # type: ignore[arg-type]
     agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), args).double()
+    agent.actor.log_std.data = torch.tensor([-0.7], dtype=torch.float64)  # near the bound, log(0.49) = -0.713
     optimizer = Adam(agent.parameters(), 1e-2, 0.9, 0.999, 1e-5)
 
     params = {name: p.detach().clone().requires_grad_() for name, p in agent.named_parameters()}
@@ -133,8 +134,8 @@ def test_updates_against_a_second_implementation(flags: dict[str, float]) -> Non
             v.mul_(0.999).add_(0.001 * g**2)
             with torch.no_grad():
                 p -= 1e-2 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-5)
-                if name == "actor.log_std":
-                    p[p < args.log_std_min] = args.log_std_min
+                if name == "actor.log_std" and args.std_min is not None:
+                    p[p < math.log(0.49)] = math.log(0.49)
     for name, p in agent.named_parameters():
         torch.testing.assert_close(p, params[name], rtol=1e-6, atol=1e-9)
 
@@ -169,9 +170,10 @@ def test_moments_of_a_zero_gradient_end_at_zero(module: ModuleType, train: Train
     assert not optimizer.mean.any()
 
 
-def test_initial_weights() -> None:
-    """Orthogonal with gain sqrt(2) inside, 0.01 for the mean and 1 for the value; zero biases; the given noise."""
-    agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args(log_std_init=-0.5))
+@pytest.mark.parametrize(("std_min", "std"), [(0.3, 0.6), (None, 1.0)])
+def test_initial_weights(std_min: float | None, std: float) -> None:
+    """Orthogonal with gain sqrt(2) inside, 0.01 for the mean and 1 for the value; zero biases; the noise."""
+    agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args(std_min=std_min))
     for net, output_gain in ((agent.actor.mean, 0.01), (agent.critic, 1.0)):
         linears = [layer for layer in net if isinstance(layer, nn.Linear)]
         assert [layer.out_features for layer in linears[:2]] == [64, 64]
@@ -179,14 +181,14 @@ def test_initial_weights() -> None:
             singular_values = torch.linalg.svdvals(layer.weight)
             torch.testing.assert_close(singular_values, torch.full_like(singular_values, gain))
             assert not layer.bias.any()
-    assert (agent.actor.log_std == -0.5).all()
+    torch.testing.assert_close(agent.actor.log_std.exp(), torch.full((1,), std))
 
 
 @pytest.mark.parametrize("norm_obs", [True, False])
 def test_the_policy_in_numpy_is_the_networks(norm_obs: bool) -> None:
     """Actions have the distribution whose log-probabilities the update computes, before and after a step."""
     torch.manual_seed(0)
-    agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args(norm_obs=norm_obs, log_std_init=-0.7))
+    agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args(norm_obs=norm_obs, std_min=0.25))
     optimizer = Adam(agent.parameters(), 0.1, 0.9, 0.999, 1e-8)
     agent.obs_rms.update(torch.randn(100, 2) * 3 + 5)
     obs, noise = torch.randn(20, 2) * 3 + 5, torch.randn(20, 1)
