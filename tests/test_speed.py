@@ -142,13 +142,13 @@ def test_libraries_get_the_hyper_parameters_of_the_script() -> None:
         "n_steps": 64,
         "batch_size": 32,
         "n_epochs": 3,
-        "normalize_advantage": True,
+        "normalize_advantage": False,
         "clip_range_vf": 0.2,
     }
     expected["n_epochs"] = 3
     assert expected.items() <= ppo.items()
-    plain = speed.library_settings("sb3", "ppo_continuous.py", parse_args(ppo_continuous.Args, ["--no-norm-adv"]))
-    assert not plain["normalize_advantage"]
+    normalized = speed.library_settings("sb3", "ppo_continuous.py", parse_args(ppo_continuous.Args, ["--norm-adv"]))
+    assert normalized["normalize_advantage"]
     flags = "--batch-size 32 --policy-lr 0.01 --tau 0.2 --learning-starts 70"
     sac = speed.library_settings("sbx", "sac_continuous.py", parse_args(sac_continuous.Args, flags.split()))
     expected = {"batch_size": 32, "learning_rate": 0.01, "tau": 0.2, "learning_starts": 70, "train_freq": 1}
