@@ -145,7 +145,6 @@ def test_libraries_get_the_hyper_parameters_of_the_script() -> None:
         "normalize_advantage": False,
         "clip_range_vf": 0.2,
     }
-    expected["n_epochs"] = 3
     assert expected.items() <= ppo.items()
     normalized = speed.library_settings("sb3", "ppo_continuous.py", parse_args(ppo_continuous.Args, ["--norm-adv"]))
     assert normalized["normalize_advantage"]
