@@ -119,7 +119,6 @@ class Args:
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
     target_kl: float | None = None  # end an iteration after an epoch whose mean KL divergence exceeds this
-    log_std_init: float = 0.0  # initial log standard deviation for Box actions, where the action range is [-1, 1]
 
     @property
     def batch_size(self) -> int:
@@ -145,12 +144,11 @@ LIMITS = {
     "elo_k": (0, 1e4),
     "newest_share": (0.001, 1),
     "initial_elo": (-1e6, 1e6),
-    "log_std_init": (-20, 2),
     "seed": (0, 2**31),
 }
 # What --behaviors may change.
 PER_BEHAVIOR = "learning_rate anneal_lr gamma gae_lambda update_epochs norm_adv clip_coef "
-PER_BEHAVIOR += "ent_coef vf_coef max_grad_norm target_kl log_std_init team_change"
+PER_BEHAVIOR += "ent_coef vf_coef max_grad_norm target_kl team_change"
 
 
 def check_args(args: Args) -> None:
@@ -223,10 +221,10 @@ def mlp(*sizes: int, output_gain: float) -> nn.Sequential:
 class NormalActor(nn.Module):
     """Normal policy for Box actions: its mean depends on the observation, its log standard deviation does not."""
 
-    def __init__(self, team: Team, log_std_init: float) -> None:
+    def __init__(self, team: Team) -> None:
         super().__init__()
         self.mean = mlp(team.obs_dim, 64, 64, team.action_dim, output_gain=0.01)
-        self.log_std = nn.Parameter(torch.full((team.action_dim,), log_std_init))
+        self.log_std = nn.Parameter(torch.zeros(team.action_dim))
 
     def forward(self, obs: Tensor) -> Tensor:
         """Observations (..., obs_dim) to the mean and the log standard deviation (..., 2 * action_dim)."""
@@ -304,7 +302,7 @@ class Agent(nn.Module):
         self.norm_obs, self.norm_reward = args.norm_obs, args.norm_reward
         self.obs_rms = RunningMeanStd((team.obs_dim,))
         self.return_rms = RunningMeanStd()
-        self.actor = CategoricalActor(team) if team.branches else NormalActor(team, args.log_std_init)
+        self.actor = CategoricalActor(team) if team.branches else NormalActor(team)
         self.critic = mlp(team.obs_dim, 64, 64, 1, output_gain=1.0)
 
     def normalize(self, obs: Tensor) -> Tensor:

@@ -450,7 +450,6 @@ FLAGS: dict[str, dict[str, Any]] = {
         "vf_coef": 2.0,
         "max_grad_norm": 0.01,
         "target_kl": 0.0,
-        "log_std_init": -1.0,
     },
     "sac_selfplay": {
         "replay_opponents": "window",
