@@ -10,13 +10,13 @@ walks through this file, explains every logged metric and has the results.
 
 The defaults differ from the reference, CleanRL's `ppo_continuous_action.py`. These flags restore its settings:
 
-    --num-envs 1 --num-steps 2048 --target-kl None --std-min None --obs-epsilon 1e-8 --norm-adv
+    --num-envs 1 --num-steps 2048 --target-kl None --std-min None --norm-adv --gae-lambda 0.95
 
 - 16 environments for 128 steps, not one for 2,048.
-- The standard deviation of the policy begins at 0.44, not 1, and never falls below half of that.
+- The standard deviation of the policy begins at 0.4, not 1, and never falls below half of that.
 - An iteration stops after a pass over the rollout whose mean KL divergence exceeds 0.025.
-- Observations are divided by the square root of their variance plus 0.01, not 1e-8.
 - Advantages are not normalised.
+- Lambda is 0.9, not 0.95.
 What each change is worth: `docs/ppo.md`. Further deviations:
 - A truncation cuts the advantage trace and bootstraps from the final observation; the reference treats a time limit as
   a termination.
@@ -86,19 +86,18 @@ class Args:
     num_steps: int = 128  # steps of a rollout in each environment
     anneal_lr: bool = True  # the learning rate falls linearly to zero over the run
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # lambda of generalised advantage estimation: 0 is one-step TD, 1 is Monte Carlo
+    gae_lambda: float = 0.9  # lambda of generalised advantage estimation: 0 is one-step TD, 1 is Monte Carlo
     num_minibatches: int = 32  # minibatches of a rollout
     update_epochs: int = 10  # passes over a rollout
     norm_adv: bool = False  # normalise the advantages of each minibatch to mean 0 and standard deviation 1
     norm_obs: bool = True  # normalise observations by their running mean and standard deviation, clipped to [-10, 10]
-    obs_epsilon: float = 0.01  # added to each variance, so that near-constant observations are not amplified
     norm_reward: bool = True  # divide rewards by the running standard deviation of the discounted return, and clip them
     clip_coef: float = 0.2  # how far the probability ratio may leave 1 before its gradient is cut (eq. 7: epsilon)
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
     target_kl: float | None = 0.025  # end an iteration after an epoch whose mean KL divergence exceeds this
-    std_min: float | None = 0.22  # least standard deviation of the policy, which begins at twice this (None: at 1)
+    std_min: float | None = 0.2  # least standard deviation of the policy, which begins at twice this (None: at 1)
 
     @property
     def batch_size(self) -> int:
@@ -116,7 +115,6 @@ LIMITS = {
     "eval_episodes num_envs": (1, 100_000),
     "total_timesteps num_minibatches update_epochs": (1, 1e12),
     "num_steps": (2, 1_000_000),
-    "obs_epsilon": (1e-12, 1e12),
     "eval_freq checkpoint_freq learning_rate clip_coef ent_coef vf_coef max_grad_norm target_kl": (0, 1e12),
     "std_min": (1e-9, 10),
     "seed": (0, 2**31),
@@ -190,9 +188,8 @@ class RunningMeanStd(nn.Module):
     Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
 
-    def __init__(self, shape: tuple[int, ...] = (), epsilon: float = 1e-8) -> None:
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.epsilon = epsilon
         self.mean, self.var = nn.Buffer(torch.zeros(shape).double()), nn.Buffer(torch.ones(shape).double())
         self.count = nn.Buffer(torch.zeros(()).double())
 
@@ -208,7 +205,7 @@ class RunningMeanStd(nn.Module):
     @property
     def std(self) -> Tensor:
         """Standard deviation, never zero."""
-        return (self.var + self.epsilon).sqrt()
+        return (self.var + 1e-8).sqrt()
 
     def normalize(self, x: Tensor) -> Tensor:
         """(..., *shape) to mean 0 and standard deviation 1, clipped to [-10, 10]."""
@@ -246,7 +243,7 @@ class Agent(nn.Module):
         super().__init__()
         obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
         self.norm_obs, self.norm_reward = args.norm_obs, args.norm_reward
-        self.obs_rms = RunningMeanStd((obs_dim,), args.obs_epsilon)
+        self.obs_rms = RunningMeanStd((obs_dim,))
         self.return_rms = RunningMeanStd()
         self.actor = Actor(obs_dim, action_dim, 1.0 if args.std_min is None else 2.0 * args.std_min)
         self.critic = mlp(obs_dim, 64, 64, 1, output_gain=1.0)

@@ -6,9 +6,9 @@ repository=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONPATH=$repository OMP_NUM_THREADS=1
 sweep() { python -m benchmark.sweep "$@"; }
 report() { python -m benchmark.report "${@:2}" --output "$repository/benchmark/results/$1"; } # STUDY RUNS FLAGS
-reference="--num-envs 1 --num-steps 2048 --target-kl None --std-min None --obs-epsilon 1e-8 --norm-adv"
-ppo() { # EXPERIMENT TASKS FLAGS; the recipe was chosen on seeds 11 to 406
-    sweep --script "$repository/ppo_continuous.py" --exp-name "$1" --folder "sweeps/$1" --env-ids $2 --first-seed 501 --num-seeds 10 \
+reference="--num-envs 1 --num-steps 2048 --target-kl None --std-min None --norm-adv --gae-lambda 0.95"
+ppo() { # EXPERIMENT TASKS FLAGS; the recipe was chosen on seeds 11 to 502
+    sweep --script "$repository/ppo_continuous.py" --exp-name "$1" --folder "sweeps/$1" --env-ids $2 --first-seed 601 --num-seeds 10 \
         --workers 2 -- --eval-freq 50000 --no-cuda "${@:3}"
 }
 pool="HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 InvertedDoublePendulum-v5"
@@ -23,9 +23,9 @@ case $1 in
         ppo ppo_one_environment "$pool" --num-envs 1 --num-steps 2048
         ppo ppo_std_1 "$pool" --std-min None
         ppo ppo_all_epochs "$pool" --target-kl None
-        ppo ppo_obs_epsilon "$pool" --obs-epsilon 1e-8
         ppo ppo_norm_adv "$pool" --norm-adv
-        report ppo_ablation sweeps/ppo_{continuous,reference,one_environment,std_1,all_epochs,obs_epsilon,norm_adv}/runs/* \
+        ppo ppo_lambda "$pool" --gae-lambda 0.95
+        report ppo_ablation sweeps/ppo_{continuous,reference,one_environment,std_1,all_epochs,norm_adv,lambda}/runs/* \
             --normalize-by ppo_continuous
         ;;
     sac) # beside the published curves; two hours of one thread a run

@@ -322,8 +322,8 @@ MUTANTS = [
     ),
     Mutant(
         PPO_SELFPLAY,
-        "return (self.var + self.epsilon).sqrt()",
-        "return self.var.sqrt() + self.epsilon",
+        "return (self.var + 1e-8).sqrt()",
+        "return self.var.sqrt() + 1e-8",
         "epsilon outside of the root",
         f"{MOMENT_TESTS} {SELFPLAY_TESTS}",
     ),

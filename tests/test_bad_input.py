@@ -64,7 +64,6 @@ PPO = [
     ("--target-kl", "nan"),
     ("--std-min", "0"),
     ("--std-min", "11"),
-    ("--obs-epsilon", "0"),
 ]
 SAC = [
     ("--q-lr", "-1"),

@@ -402,7 +402,7 @@ FLAGS: dict[str, list[dict[str, Any]]] = {
         {"exp_name": "mine", "save_model": False},
         {"anneal_lr": False, "norm_adv": True, "norm_obs": False, "norm_reward": False},
         {"gamma": 0.9, "gae_lambda": 0.5, "clip_coef": 0.001, "ent_coef": 0.01, "vf_coef": 1.0, "max_grad_norm": 0.1},
-        {"learning_rate": 1e-3, "std_min": 0.4, "obs_epsilon": 0.1, "target_kl": 0.0},
+        {"learning_rate": 1e-3, "std_min": 0.4, "target_kl": 0.0},
     ],
     "sac_continuous": [
         {"exp_name": "mine", "save_model": False},

@@ -164,9 +164,8 @@ class RunningMeanStd(nn.Module):
     Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
 
-    def __init__(self, shape: tuple[int, ...] = (), epsilon: float = 1e-8) -> None:
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.epsilon = epsilon
         self.mean, self.var = nn.Buffer(torch.zeros(shape).double()), nn.Buffer(torch.ones(shape).double())
         self.count = nn.Buffer(torch.zeros(()).double())
 
@@ -185,7 +184,7 @@ class RunningMeanStd(nn.Module):
     @property
     def std(self) -> Tensor:
         """Standard deviation, never zero."""
-        return (self.var + self.epsilon).sqrt()
+        return (self.var + 1e-8).sqrt()
 
     def normalize(self, x: Tensor) -> Tensor:
         """(..., *shape) to mean 0 and standard deviation 1, clipped to [-10, 10]."""
