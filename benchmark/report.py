@@ -136,13 +136,21 @@ def score_table(groups: Groups, unfinished: Groups) -> str:
 
 
 def pooled_table(groups: Groups, scales: Scales, reference: str) -> str:
-    """The experiments' normalised IQM over tasks, and what the scale is."""
-    rows = [["experiment", "tasks", "runs", "normalised IQM [95%]"]]
+    """The experiments' normalised IQM over tasks, their distance from the reference's, and what the scale is."""
+    rows = [["experiment", "tasks", "runs", "normalised IQM [95%]", f"minus {reference} [95%]"]]
     all_strata = normalised(groups, scales)
+    theirs = all_strata[reference]
     for exp_name, strata in all_strata.items():
-        iqm = float(interquartile_mean(np.concatenate(strata)))
-        ends = bootstrap_interval(interquartile_mean, strata) if min(map(len, strata)) > 1 else None
-        rows.append([exp_name, str(len(strata)), str(sum(map(len, strata))), describe_interval(iqm, ends)])
+        iqm, difference, ends, difference_ends = float(interquartile_mean(np.concatenate(strata))), "", None, None
+        if min(map(len, strata)) > 1:
+            ends = bootstrap_interval(interquartile_mean, strata)
+        if exp_name != reference:
+            if min(map(len, [*strata, *theirs])) > 1:
+                difference_ends = bootstrap_interval(interquartile_mean, strata, minus=theirs)
+            distance = iqm - float(interquartile_mean(np.concatenate(theirs)))
+            difference = describe_interval(distance, difference_ends)
+        counts = [str(len(strata)), str(sum(map(len, strata)))]
+        rows.append([exp_name, *counts, describe_interval(iqm, ends), difference])
     is_even = all(len(set(map(len, strata))) < 2 for strata in all_strata.values())
     weights = "" if is_even else " An experiment has not as many runs on each task; those with more count for more."
     ends_text = [

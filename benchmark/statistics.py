@@ -52,16 +52,24 @@ def crossed_interval(scores: np.ndarray) -> tuple[float, float]:
 
 
 def bootstrap_interval(
-    statistic: Statistic, strata: Sequence[np.ndarray], resamples: int = RESAMPLES
+    statistic: Statistic,
+    strata: Sequence[np.ndarray],
+    resamples: int = RESAMPLES,
+    minus: Sequence[np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ends of the 95% percentile-bootstrap interval of a statistic of all strata together (section 4.1).
 
     A stratum is a task: its runs (..., n), whose number may differ, are resampled with replacement among themselves.
-    All points of the leading axes see the same resamples, and the two ends have these axes.
+    All points of the leading axes see the same resamples, and the two ends have these axes. With `minus`, the strata of
+    other runs, it is the interval of the difference: the statistic of `strata` less that of `minus`.
     """
     rng = np.random.default_rng(0)
-    resampled = [values[..., rng.integers(values.shape[-1], size=(resamples, values.shape[-1]))] for values in strata]
-    low, high = np.percentile(statistic(np.concatenate(resampled, axis=-1)), [2.5, 97.5], axis=-1)
+
+    def resampled(strata: Sequence[np.ndarray]) -> np.ndarray:
+        draws = [values[..., rng.integers(values.shape[-1], size=(resamples, values.shape[-1]))] for values in strata]
+        return statistic(np.concatenate(draws, axis=-1))
+
+    low, high = np.percentile(resampled(strata) - (resampled(minus) if minus else 0.0), [2.5, 97.5], axis=-1)
     return low, high
 
 

@@ -8,16 +8,18 @@ sweep() { python -m benchmark.sweep "$@"; }
 report() { python -m benchmark.report "${@:2}" --output "$repository/benchmark/results/$1"; } # STUDY RUNS FLAGS
 reference="--num-envs 1 --num-steps 2048 --target-kl None --std-min None --norm-adv --gae-lambda 0.95"
 ppo() { # EXPERIMENT TASKS FLAGS; the recipe was chosen on seeds 11 to 502
-    sweep --script "$repository/ppo_continuous.py" --exp-name "$1" --folder "sweeps/$1" --env-ids $2 --first-seed 601 --num-seeds 10 \
-        --workers 2 -- --eval-freq 50000 --no-cuda "${@:3}"
+    sweep --script "${script:-$repository/ppo_continuous.py}" --exp-name "$1" --folder "sweeps/$1" --env-ids $2 --first-seed 601 \
+        --num-seeds "${num_seeds:-10}" --workers 2 -- --eval-freq 50000 --no-cuda "${@:3}"
 }
 pool="HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 InvertedDoublePendulum-v5"
 case $1 in
-    ppo) # the default recipe beside the reference's; not run yet
+    ppo) # the default recipe beside the reference's, and an earlier default with ten changes; not run yet
         ppo ppo_continuous "$pool Humanoid-v5 Pendulum-v1"
         ppo ppo_reference "$pool Humanoid-v5 Pendulum-v1" $reference
-        report ppo sweeps/ppo_{continuous,reference}/runs/* --normalize-by ppo_continuous \
-            --labels ppo_continuous="PPO, defaults" ppo_reference="PPO, reference's recipe"
+        git clone --quiet "$repository" ten_changes && git -C ten_changes checkout --quiet fd2328b
+        script=ten_changes/ppo_continuous.py ppo ppo_ten_changes "$pool Humanoid-v5 Pendulum-v1"
+        report ppo sweeps/ppo_{continuous,reference,ten_changes}/runs/* --normalize-by ppo_continuous \
+            --labels ppo_continuous="PPO, defaults" ppo_reference="PPO, reference's recipe" ppo_ten_changes="PPO, ten changes"
         ;;
     ppo_ablation) # each change taken back alone, after `ppo`; not run yet
         ppo ppo_one_environment "$pool" --num-envs 1 --num-steps 2048
@@ -27,6 +29,12 @@ case $1 in
         ppo ppo_lambda "$pool" --gae-lambda 0.95
         report ppo_ablation sweeps/ppo_{continuous,reference,one_environment,std_1,all_epochs,norm_adv,lambda}/runs/* \
             --normalize-by ppo_continuous
+        ;;
+    ppo_others) # both recipes on tasks that took no part in any choice; not run yet
+        others="HumanoidStandup-v5 MountainCarContinuous-v0 Pusher-v5 Reacher-v5 Swimmer-v5"
+        num_seeds=5 ppo ppo_continuous_others "$others"
+        num_seeds=5 ppo ppo_reference_others "$others" $reference
+        report ppo_others sweeps/ppo_{continuous,reference}_others/runs/* --normalize-by ppo_continuous_others
         ;;
     sac) # beside the published curves; two hours of one thread a run
         sweep --script "$repository/sac_continuous.py" --env-ids HalfCheetah-v5 Hopper-v5 Walker2d-v5 --seeds 201 202 203 --workers 2 \

@@ -164,6 +164,19 @@ def test_interval_is_that_of_all_resamples(statistic: Statistic) -> None:
     assert bootstrap_interval(statistic, strata) == pytest.approx(exact, abs=0.08)
 
 
+@pytest.mark.parametrize("statistic", [mean, interquartile_mean])
+def test_interval_of_a_difference_is_that_of_all_pairs_of_resamples(statistic: Statistic) -> None:
+    """Four runs and five of one task have 256 * 3,125 pairs of resamples."""
+    ours, theirs = np.array([0.0, 1.0, 5.0, 6.0]), np.array([10.0, 11.0, 13.0, 20.0, 3.0])
+    cut = 0.25 if statistic is interquartile_mean else 0.0
+    x, y = (
+        scipy.stats.trim_mean(np.array(list(product(runs, repeat=len(runs)))), cut, axis=1) for runs in (ours, theirs)
+    )
+    exact = np.percentile(x[:, None] - y, [2.5, 97.5])
+    ends = bootstrap_interval(statistic, [ours], minus=[theirs])
+    assert ends == pytest.approx(exact, abs=0.03 * np.ptp(exact))
+
+
 def test_statistics_are_those_of_rliable() -> None:
     """rliable 1.2.0 (arch 7.2.0, 50,000 resamples; 10,000 for the probability) on the scores above; it does not install
     beside pandas 3, so its results are kept here.
@@ -468,6 +481,12 @@ def test_report(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
         assert float(pooled[name].split()[0]) == pytest.approx(
             scipy.stats.trim_mean(scores[:, :2] / iqms, 0.25, axis=None), abs=6e-4
         )
+
+    differences = {row["experiment"]: row["minus sac [95%]"] for row in markdown_rows(text, "All tasks together")}
+    assert differences["sac"] == ""
+    distance, low, high = map(float, re.findall(r"-?\d+\.\d+", differences["ppo"]))
+    assert distance == pytest.approx(float(pooled["ppo"].split()[0]) - float(pooled["sac"].split()[0]), abs=2e-3)
+    assert low < distance < high
 
     uneven = "An experiment has not as many runs on each task"
     assert uneven not in text
