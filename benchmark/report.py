@@ -101,6 +101,14 @@ def describe_mean(scores: np.ndarray) -> str:
     return describe_interval(float(scores.mean()), student_interval(scores) if len(scores) > 1 else None)
 
 
+def describe_iqm(strata: list[np.ndarray], minus: list[np.ndarray] | None = None) -> str:
+    """The IQM over all strata, or its difference from that of `minus`, with its interval if all have two runs."""
+    values = [float(interquartile_mean(np.concatenate(x))) for x in (strata, minus) if x is not None]
+    has_interval = min(map(len, [*strata, *(minus or [])])) > 1
+    ends = bootstrap_interval(interquartile_mean, strata, minus=minus) if has_interval else None
+    return describe_interval(values[0] - sum(values[1:]), ends)
+
+
 def describe_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> str:
     """The probability that a run of x beats one of y, with its interval."""
     probability, *ends = probability_of_improvement(x, y)
@@ -139,18 +147,9 @@ def pooled_table(groups: Groups, scales: Scales, reference: str) -> str:
     """The experiments' normalised IQM over tasks, their distance from the reference's, and what the scale is."""
     rows = [["experiment", "tasks", "runs", "normalised IQM [95%]", f"minus {reference} [95%]"]]
     all_strata = normalised(groups, scales)
-    theirs = all_strata[reference]
     for exp_name, strata in all_strata.items():
-        iqm, difference, ends, difference_ends = float(interquartile_mean(np.concatenate(strata))), "", None, None
-        if min(map(len, strata)) > 1:
-            ends = bootstrap_interval(interquartile_mean, strata)
-        if exp_name != reference:
-            if min(map(len, [*strata, *theirs])) > 1:
-                difference_ends = bootstrap_interval(interquartile_mean, strata, minus=theirs)
-            distance = iqm - float(interquartile_mean(np.concatenate(theirs)))
-            difference = describe_interval(distance, difference_ends)
-        counts = [str(len(strata)), str(sum(map(len, strata)))]
-        rows.append([exp_name, *counts, describe_interval(iqm, ends), difference])
+        difference = "" if exp_name == reference else describe_iqm(strata, all_strata[reference])
+        rows.append([exp_name, str(len(strata)), str(sum(map(len, strata))), describe_iqm(strata), difference])
     is_even = all(len(set(map(len, strata))) < 2 for strata in all_strata.values())
     weights = "" if is_even else " An experiment has not as many runs on each task; those with more count for more."
     ends_text = [

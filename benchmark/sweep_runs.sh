@@ -16,7 +16,8 @@ case $1 in
     ppo) # the default recipe beside the reference's, and an earlier default with ten changes; not run yet
         ppo ppo_continuous "$pool Humanoid-v5 Pendulum-v1"
         ppo ppo_reference "$pool Humanoid-v5 Pendulum-v1" $reference
-        git clone --quiet "$repository" ten_changes && git -C ten_changes checkout --quiet fd2328b
+        [ -d ten_changes ] || git clone --quiet "$repository" ten_changes
+        git -C ten_changes checkout --quiet fd2328b
         script=ten_changes/ppo_continuous.py ppo ppo_ten_changes "$pool Humanoid-v5 Pendulum-v1"
         report ppo sweeps/ppo_{continuous,reference,ten_changes}/runs/* --normalize-by ppo_continuous \
             --labels ppo_continuous="PPO, defaults" ppo_reference="PPO, reference's recipe" ppo_ten_changes="PPO, ten changes"
