@@ -37,7 +37,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from gymnasium.spaces import flatdim
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 HAS_UTILS = (Path(__file__).parent / "utils" / "run.py").exists()
@@ -126,7 +126,7 @@ def make_env(args: Args, **render: str) -> gym.Env:
 
 def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv:
     """`num_envs` environments stepped together; `video` is where the first episode of the first one is recorded."""
-    return vectorize(SyncVectorEnv, [partial(make_env, args)] * num_envs, args, video)
+    return vectorize([partial(make_env, args)] * num_envs, args, video)
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -557,7 +557,7 @@ if not TYPE_CHECKING and not HAS_UTILS:
     from dataclasses import asdict
 
     import tyro
-    from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
     from torch.utils.tensorboard import SummaryWriter
 
     def fail(message):
@@ -582,8 +582,8 @@ if not TYPE_CHECKING and not HAS_UTILS:
             if getattr(args, name) is not None and not low <= getattr(args, name) <= high:
                 fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:g}, not {getattr(args, name)}")
 
-    def vectorize(sync_class, env_fns, args, video):
-        vector_class = AsyncVectorEnv if args.vectorization == "async" else sync_class
+    def vectorize(env_fns, args, video):
+        vector_class = AsyncVectorEnv if args.vectorization == "async" else SyncVectorEnv
         return vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
 
     def compiled(function, *example):

@@ -13,7 +13,7 @@ from toy_envs import LENGTH, Nested, make_vector
 
 import ppo_continuous
 import sac_continuous
-from utils.run import TaskEnvs
+from utils.run import LeanVectorEnv, TaskEnvs
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
 
@@ -45,11 +45,11 @@ def test_step_envs(script: ModuleType, mode: AutoresetMode) -> None:
 
 
 @pytest.mark.parametrize("env_id", ["toy_envs:Counting-v0", "Hopper-v5"])
-def test_ppos_lean_vector_environment_is_gymnasiums(env_id: str) -> None:
+def test_lean_vector_environment_is_gymnasiums(env_id: str) -> None:
     """Everything that it returns over several episodes, which end together or apart, and in either way."""
     args = ppo_continuous.Args(env_id=env_id)
     lean = ppo_continuous.make_envs(args, 4)
-    assert isinstance(lean.unwrapped, ppo_continuous.LeanVectorEnv)
+    assert isinstance(lean.unwrapped, LeanVectorEnv)
     env_fns = [partial(ppo_continuous.make_env, args)] * 4
     plain = SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
     arrays: list[list[np.ndarray]] = []

@@ -23,7 +23,7 @@ STAND_IN = "Stand-in for utils/run.py, where this file was copied alone"
 MAX_LINES = {"continuous": (605, 121, 66), "selfplay": (825, 121, 66)}
 # Functions and classes of one name that differ between siblings: what a comparison of the two is to show.
 MAY_DIFFER = {
-    ("ppo_continuous", "sac_continuous"): {"Args", "check_args", "make_envs", "Actor", "Agent"}
+    ("ppo_continuous", "sac_continuous"): {"Args", "check_args", "Actor", "Agent"}
     | {"mlp", "update", "evaluate", "main"},
     ("ppo_selfplay", "sac_selfplay"): {"Args", "check_args", "NormalActor", "CategoricalActor", "Agent", "mlp"}
     | {"update", "main"},

@@ -289,20 +289,32 @@ def parse_json(flag: str, text: str, example: str = '{"name": 1}') -> dict[str, 
 # === Tasks ============================================================================================================
 
 
-def vectorize(
-    sync_class: type[gym.vector.SyncVectorEnv],
-    env_fns: Sequence[Callable[..., gym.Env]],
-    args: Any,
-    video: Path | None = None,
-) -> gym.vector.VectorEnv:
+class LeanVectorEnv(gym.vector.SyncVectorEnv):
+    """`SyncVectorEnv` without infos and extra copies, which cost 10 microseconds a step (a step of HalfCheetah: 38)."""
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Steps one environment after another; where an episode ends, the next one begins (AutoresetMode.SAME_STEP)."""
+        obs, rewards, infos = np.empty_like(self._observations), np.empty(self.num_envs), {}
+        terminations, truncations = np.empty((2, self.num_envs), dtype=bool)
+        for i, env in enumerate(self.envs):
+            obs[i], rewards[i], terminations[i], truncations[i], _ = env.step(actions[i])
+        dones = terminations | truncations
+        if dones.any():
+            infos["final_obs"] = obs.copy()
+            for i in np.flatnonzero(dones).tolist():
+                obs[i], _ = self.envs[i].reset()
+        return obs, rewards, terminations, truncations, infos
+
+
+def vectorize(env_fns: Sequence[Callable[..., gym.Env]], args: Any, video: Path | None = None) -> gym.vector.VectorEnv:
     """The environments stepped together as --vectorization says, with AutoresetMode.SAME_STEP.
 
-    `sync_class` steps them one after another. With `video`, a path without suffix, the first episode of the first one
-    is recorded; its function is called with `render_mode`. Exits with one sentence if the task is not one for these
-    scripts. An exception of a task becomes a TaskError that says which environment raised it.
+    With `video`, a path without suffix, the first episode of the first one is recorded; its function is called with
+    `render_mode`. Exits with one sentence if the task is not one for these scripts. An exception of a task becomes a
+    TaskError that says which environment raised it.
     """
     fns = [partial(TaskEnv, make_env, i, None if i else video) for i, make_env in enumerate(env_fns)]
-    vector_class: Any = gym.vector.AsyncVectorEnv if args.vectorization == "async" else sync_class
+    vector_class: Any = gym.vector.AsyncVectorEnv if args.vectorization == "async" else LeanVectorEnv
     if args.vectorization == "async":
         gym.logger.min_level = 50  # else every process prints tracebacks of what is told in a sentence
     make = partial(vector_class, fns, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)

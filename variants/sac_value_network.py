@@ -29,7 +29,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from gymnasium.spaces import flatdim
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ stands there
@@ -117,7 +117,7 @@ def make_env(args: Args, **render: str) -> gym.Env:
 
 def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv:
     """`num_envs` environments stepped together; `video` is where the first episode of the first one is recorded."""
-    return vectorize(SyncVectorEnv, [partial(make_env, args)] * num_envs, args, video)
+    return vectorize([partial(make_env, args)] * num_envs, args, video)
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
