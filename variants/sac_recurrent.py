@@ -126,23 +126,16 @@ def check_args(args: Args) -> None:
 # === Environments =====================================================================================================
 
 
-class Observe(gym.ObservationWrapper):
+def observe(env: gym.Env, indices: str) -> gym.Env:
     """Hides all of an observation (obs_dim,) but the parts with these indices, given as text: "0,2"."""
-
-    def __init__(self, env: gym.Env, indices: str) -> None:
-        super().__init__(env)
-        space, words = env.observation_space, [word.strip() for word in indices.split(",")]
-        assert isinstance(space, gym.spaces.Box)
-        if not all(word.isdecimal() and int(word) < space.shape[0] for word in words):
-            takes = f"--observe takes indices from 0 to {space.shape[0] - 1} with commas between them"
-            raise ValueError(f"{takes}, not {indices}")
-        self.indices = [int(word) for word in words]
-        low, high = space.low[self.indices], space.high[self.indices]
-        self.observation_space = gym.spaces.Box(low, high, dtype=space.dtype.type)
-
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        """What is left of it."""
-        return observation[self.indices]
+    space, words = env.observation_space, [word.strip() for word in indices.split(",")]
+    assert isinstance(space, gym.spaces.Box)
+    if not all(word.isdecimal() and int(word) < space.shape[0] for word in words):
+        takes = f"--observe takes indices from 0 to {space.shape[0] - 1} with commas between them"
+        raise ValueError(f"{takes}, not {indices}")
+    shown = [int(word) for word in words]
+    shown_space = gym.spaces.Box(space.low[shown], space.high[shown], dtype=space.dtype.type)
+    return gym.wrappers.TransformObservation(env, lambda obs: obs[shown], shown_space)
 
 
 def make_env(args: Args, **render: str) -> gym.Env:
@@ -150,7 +143,7 @@ def make_env(args: Args, **render: str) -> gym.Env:
     env = gym.make(args.env_id, **json.loads(args.env_kwargs) | render)
     if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)
-    return Observe(env, args.observe) if args.observe else env
+    return observe(env, args.observe) if args.observe else env
 
 
 def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv:
