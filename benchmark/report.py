@@ -54,7 +54,13 @@ from benchmark.runs import (
     read_all,
     shared_keys,
 )
-from benchmark.statistics import bootstrap_interval, interquartile_mean, probability_of_improvement, student_interval
+from benchmark.statistics import (
+    bootstrap_interval,
+    collapsed,
+    interquartile_mean,
+    probability_of_improvement,
+    student_interval,
+)
 
 PUBLISHED = Path(__file__).parent / "published_returns.csv"
 SCORES = ["task", "experiment", "seed", "key", "step", "seconds", "value"]  # then what is known of the run
@@ -122,6 +128,13 @@ def describe_seeds(group: list[Run]) -> str:
     return f"{seeds[0]} to {seeds[-1]}" if is_range else ", ".join(map(str, seeds))
 
 
+def describe_collapses(group: list[Run], key: str) -> str:
+    """How many evaluations in the second half of the runs have lost 40% of the best return so far, such as 2 of 55."""
+    curves = [run.curves[key] for run in group]
+    late = [collapsed(curve[:, 2])[curve[:, 0] > last_step(group) / 2] for curve in curves]
+    return f"{sum(x.sum() for x in late)} of {sum(map(len, late))}" if key == RETURN else ""
+
+
 def table(*rows: list[str]) -> str:
     """Markdown of a header and rows."""
     header, *body = ["| " + " | ".join(row) + " |" for row in rows]
@@ -130,7 +143,7 @@ def table(*rows: list[str]) -> str:
 
 def score_table(groups: Groups, unfinished: Groups) -> str:
     """A row for each score of a task and experiment."""
-    rows = [["task", "experiment", "score", "seeds", "steps", "mean [95%]", "IQM"]]
+    rows = [["task", "experiment", "score", "seeds", "steps", "mean [95%]", "IQM", "late collapses"]]
     for name, group in groups.items():
         states = Counter(run.state for run in group if run.state != "finished")
         missing = [f"{count} {state}" for state, count in states.items()]
@@ -139,8 +152,10 @@ def score_table(groups: Groups, unfinished: Groups) -> str:
             scores = final_scores(group, key)
             iqm = describe_number(float(interquartile_mean(scores)))
             counts = [", ".join([str(len(group)), *missing]), f"{last_step(group):,}"]
-            rows.append([*name, describe_key(key), *counts, describe_mean(scores), iqm])
-    return table(*rows)
+            rows.append([*name, describe_key(key), *counts, describe_mean(scores), iqm, describe_collapses(group, key)])
+    return (
+        f"{table(*rows)}\n\nLate collapses: evaluations in the second half of a run below 60% of its best one so far."
+    )
 
 
 def pooled_table(groups: Groups, scales: Scales, reference: str) -> str:

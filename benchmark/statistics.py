@@ -31,6 +31,12 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     return ordered[..., cut : values.shape[-1] - cut].mean(-1)
 
 
+def collapsed(returns: np.ndarray) -> np.ndarray:
+    """Which evaluations (..., t) of runs are below 60% of their run's best one so far, if that is positive."""
+    best = np.maximum.accumulate(returns, axis=-1)
+    return returns < np.where(best > 0.0, 0.6 * best, -np.inf)
+
+
 def student_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ends of Student's 95% t interval of the mean over the last axis, which needs two values."""
     n = values.shape[-1]

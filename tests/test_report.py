@@ -41,6 +41,7 @@ from benchmark.runs import Groups, Run, find_scales, group_runs, read_curves, re
 from benchmark.statistics import (
     Statistic,
     bootstrap_interval,
+    collapsed,
     crossed_interval,
     interquartile_mean,
     mean,
@@ -212,6 +213,13 @@ def test_a_nan_is_the_worst_and_not_the_best() -> None:
     ours, theirs = [np.array([np.nan, 1.0])], [np.array([0.0, 0.5])]
     assert probability_of_improvement(ours, theirs)[0] == 0.5
     assert probability_of_improvement(theirs, ours)[0] == 0.5
+
+
+def test_a_collapse_is_a_loss_of_40_percent_of_the_best_so_far() -> None:
+    """By hand: a return that falls and recovers, one that falls at the end, and negative ones."""
+    runs = np.array([[100.0, 59.0, 61.0], [10.0, 100.0, 50.0], [-100.0, -200.0, -50.0], [-5.0, 4.0, 2.0]])
+    expected = [[False, True, False], [False, False, True], [False, False, False], [False, False, True]]
+    assert collapsed(runs).tolist() == expected
 
 
 def test_a_profile_counts_the_runs_above_a_threshold() -> None:
@@ -473,6 +481,10 @@ def test_report(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
     interval = scipy.stats.ttest_1samp(scores, 0.0).confidence_interval(0.95)
     assert numbers(first["mean [95%]"]) == pytest.approx([scores.mean(), interval.low, interval.high], abs=0.5)
     assert numbers(first["IQM"]) == pytest.approx([scores[[1, 3, 0]].mean()], abs=0.05)
+    late = 2 * len(
+        OURS
+    )  # of three evaluations at 333, 666 and 1,000 steps; 9,999 is the best, and the last one is lower
+    assert first["late collapses"] == f"{len(OURS)} of {late}"
     assert "Published returns of Hopper-v5, with their protocols: [published_returns.csv](" in text
 
     iqms = scipy.stats.trim_mean(THEIRS[:, :2], 0.25, axis=0)  # the scale's 1; its 0 is the random policy
