@@ -17,7 +17,7 @@ The defaults differ from the reference, CleanRL's `ppo_continuous_action.py`. Th
 - An iteration stops after a pass over the rollout whose mean KL divergence exceeds 0.025.
 - Advantages are not normalised.
 - Lambda is 0.9, not 0.95.
-What each change is worth: `docs/ppo.md`. Further deviations:
+Why each change was made: `docs/ppo.md`. Further deviations:
 - A truncation cuts the advantage trace and bootstraps from the final observation; the reference treats a time limit as
   a termination.
 - One estimate of the observations' mean and variance over all environments, and one of the returns' variance. They are
@@ -92,12 +92,12 @@ class Args:
     norm_adv: bool = False  # normalise the advantages of each minibatch to mean 0 and standard deviation 1
     norm_obs: bool = True  # normalise observations by their running mean and standard deviation, clipped to [-10, 10]
     norm_reward: bool = True  # divide rewards by the running standard deviation of the discounted return, and clip them
-    clip_coef: float = 0.2  # how far the probability ratio may leave 1 before its gradient is cut (eq. 7: epsilon)
+    clip_coef: float = 0.2  # clip range of probability ratios around 1 (eq. 7: epsilon), and of values around old ones
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
     target_kl: float | None = 0.025  # end an iteration after an epoch whose mean KL divergence exceeds this
-    std_min: float | None = 0.2  # least standard deviation of the policy, which begins at twice this (None: at 1)
+    std_min: float | None = 0.2  # least standard deviation of the policy; begins at twice this (None: no limit, at 1)
 
     @property
     def batch_size(self) -> int:

@@ -114,7 +114,7 @@ class Args:
     norm_adv: bool = True  # normalise the advantages of each minibatch to mean 0 and standard deviation 1
     norm_obs: bool = True  # normalise observations by their running mean and standard deviation, clipped to [-10, 10]
     norm_reward: bool = True  # divide rewards by the running standard deviation of the discounted return, and clip them
-    clip_coef: float = 0.2  # how far the probability ratio may leave 1 before its gradient is cut (eq. 7: epsilon)
+    clip_coef: float = 0.2  # clip range of probability ratios around 1 (eq. 7: epsilon), and of values around old ones
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together

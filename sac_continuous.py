@@ -1,8 +1,8 @@
 """Soft actor-critic (SAC) for continuous control: any Gymnasium task with a Box action space.
 
-Haarnoja et al. 2018b, https://arxiv.org/abs/1812.05905: twin critics (eq. 5), a squashed normal policy (eq. 9) and a
-learned entropy coefficient (eq. 18), updated in the order of Algorithm 1. `docs/sac.md` walks through this file,
-explains every logged metric and has the results.
+Haarnoja et al. 2018b, https://arxiv.org/abs/1812.05905: twin critics (eq. 5), a normal policy (eq. 9) squashed by
+tanh (appendix C) and a learned entropy coefficient (eq. 18), updated in the order of Algorithm 1. `docs/sac.md` walks
+through this file, explains every logged metric and has the results.
 
     python sac_continuous.py --env-id HalfCheetah-v5
     python sac_continuous.py --evaluate runs/FOLDER --capture-video
@@ -14,7 +14,7 @@ Deviations from the reference, CleanRL's `sac_continuous_action.py`:
 - The log standard deviation is clamped to [-20, 2], as in the paper's code; the reference squashes it into [-5, 2].
 - The actor loss also yields the entropy coefficient's loss; the reference samples the policy again.
 - The actor is updated with every critic update, and all three learning rates are 1e-3.
-- The policy acts in [-1, 1], and actions are rescaled to the bounds of the task.
+- The policy acts in [-1, 1], and actions are rescaled to the bounds of the task. Entropies are of actions in [-1, 1].
 - Speed: both critics are one batched module, a transition is one row of the buffer, Adam steps one vector, and the
   gradients are compiled. `--no-compile` computes the same without compilation.
 - At a checkpoint environments are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
@@ -83,7 +83,7 @@ class Args:
     updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each
     gamma: float = 0.99  # discount factor
     tau: float = 0.005  # step size of the target networks towards the critics
-    policy_frequency: int = 1  # the actor is updated after every N critic updates, then N times
+    policy_frequency: int = 1  # at every Nth critic update the actor is updated N times
     policy_lr: float = 1e-3  # learning rate of the actor
     q_lr: float = 1e-3  # learning rate of the critics
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient

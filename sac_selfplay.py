@@ -121,7 +121,7 @@ class Args:
     gamma: float = 0.99  # discount factor
     tau: float = 0.02  # step size of the target networks towards the critics
     critics: Literal["mean", "min"] = "mean"  # the value of both critics: their mean, or the smaller one
-    policy_frequency: int = 1  # the actor is updated after every N critic updates, then N times
+    policy_frequency: int = 1  # at every Nth critic update the actor is updated N times
     policy_lr: float = 1e-3  # learning rate of the actor
     q_lr: float = 1e-3  # learning rate of the critics
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient

@@ -8,7 +8,8 @@ https://arxiv.org/abs/2509.25174). How it differs from `sac_continuous.py`:
   normalised by the same statistics (`compute_qf_loss`).
 - The weights of hidden layers keep the norm 1 (`NormalizedNet.project`): their effective step size stays constant.
 - The critics predict a histogram of the value and minimise a cross-entropy. Rewards are scaled to its range.
-- Adam's beta1 is 0.5. The actor takes one step for every three of the critics.
+- Adam's beta1 is 0.5, the learning rates of actor and critics are 3e-4, and alpha begins at 0.01. The actor takes one
+  step for every three of the critics.
 
     python variants/sac_crossq.py --env-id Hopper-v5
 
@@ -77,7 +78,7 @@ class Args:
     learning_starts: int = 5_000  # environment steps with uniformly random actions before the first update
     updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each
     gamma: float = 0.99  # discount factor
-    policy_frequency: int = 3  # the actor is updated once for every N critic updates
+    policy_frequency: int = 3  # at every Nth critic update the actor is updated once
     renorm_warmup: int = 100_000  # updates of a network with batch normalisation, before renormalisation begins
     policy_lr: float = 3e-4  # learning rate of the actor
     q_lr: float = 3e-4  # learning rate of the critics
@@ -514,7 +515,7 @@ PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by 
 def update(
     agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
 ) -> Metrics:
-    """One round: critics, and every third time actor and entropy coefficient; `step` counts earlier rounds."""
+    """Critics, and at every `--policy-frequency`-th round actor and entropy coefficient; `step` counts earlier ones."""
     (qf_gradient, actor_gradient), actions = gradients, batch[1]
     gradient, metrics = qf_gradient(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)

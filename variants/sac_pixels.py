@@ -1,15 +1,16 @@
 """SAC from pictures: a convolutional encoder in front of policy and critics, for any task that renders.
 
-Random shifts: DrQ (Yarats, Kostrikov and Fergus 2021, https://arxiv.org/abs/2004.13649). An encoder that the critics
-alone train: SAC-AE (Yarats et al. 2021, https://arxiv.org/abs/1910.01741). Encoders: those of ML-Agents. How it differs
-from `sac_continuous.py`:
+Random shifts: DrQ (Yarats, Kostrikov and Fergus 2021, https://arxiv.org/abs/2004.13649). No gradient of the policy in
+the encoder: SAC-AE (Yarats et al. 2021, https://arxiv.org/abs/1910.01741), here without its reconstruction loss.
+Encoders: those of ML-Agents. How it differs from `sac_continuous.py`:
 - An observation is the last `--frame-stack` pictures (`Pixels`), which the task renders or has as its observations.
 - One encoder turns it into 50 features for the policy and for both critics. It is part of the critics: they train it,
   and it has a target network. The policy's gradient does not reach it.
 - The buffer keeps each picture once, as bytes, and puts the stacks together when it samples.
 - Each stack of a minibatch is shifted by a few random pixels (`shift`).
 - The features of a minibatch are computed once, and both critics and policy use them. So the policy's loss uses
-  features from before the critics' step. The update is not compiled, because compiling made it slower.
+  features from before the critics' step. The update is not compiled.
+- Batches of 64 and a buffer of 100,000 pictures, with updates from step 1,000 on. There is no `--norm-obs`.
 
     python variants/sac_pixels.py --env-id Pendulum-v1 --grey --total-timesteps 9000
 
@@ -77,7 +78,7 @@ class Args:
 
     # --- algorithm ---
     total_timesteps: int = 1_000_000  # environment steps of the run, over all environments
-    buffer_size: int = 100_000  # pictures in the replay buffer, one for each transition; the oldest are overwritten
+    buffer_size: int = 100_000  # pictures in the replay buffer (an episode has one more than it has steps)
     batch_size: int = 64  # transitions in a minibatch
     encoder: Literal["simple", "nature", "resnet"] = "simple"  # ML-Agents' convolutions, the fastest one first
     max_shift: int = 2  # pixels that pictures of a minibatch are shifted by at most, at random; 0: none
@@ -85,7 +86,7 @@ class Args:
     updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each
     gamma: float = 0.99  # discount factor
     tau: float = 0.005  # step size of the target networks towards the critics
-    policy_frequency: int = 1  # the actor is updated after every N critic updates, then N times
+    policy_frequency: int = 1  # at every Nth critic update the actor is updated N times
     policy_lr: float = 1e-3  # learning rate of the actor
     q_lr: float = 1e-3  # learning rate of the critics
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient

@@ -88,7 +88,7 @@ class Args:
     updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each
     gamma: float = 0.99  # discount factor
     tau: float = 0.005  # step size of the target networks towards the critics
-    policy_frequency: int = 1  # the actor is updated after every N critic updates, then N times
+    policy_frequency: int = 1  # at every Nth critic update the actor is updated N times
     policy_lr: float = 1e-3  # learning rate of the actor
     q_lr: float = 1e-3  # learning rate of the critics
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient

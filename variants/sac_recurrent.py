@@ -10,7 +10,8 @@ https://openreview.net/forum?id=r1lyTjAqYX). How it differs from `sac_continuous
   `--no-stored-state` it begins with zeros.
 - While the policy acts, its memory is carried from step to step (`remember`). It is cleared where an episode begins.
   A checkpoint begins new episodes, so a resumed run equals an uninterrupted one.
-- `--observe` hides parts of the observation. The update is not compiled: the length of its loop depends on the batch.
+- `--observe` hides parts of the observation. Layers have 64 units, and a minibatch is 16 sequences of 64 steps.
+- The update is not compiled: the number and the length of its rows depend on the minibatch (`Memory.forward`).
 
     python variants/sac_recurrent.py --env-id Pendulum-v1 --observe 2 --sequence-length 32 --total-timesteps 12000
 
@@ -85,7 +86,7 @@ class Args:
     updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each
     gamma: float = 0.99  # discount factor
     tau: float = 0.005  # step size of the target networks towards the critics
-    policy_frequency: int = 1  # the actor is updated after every N critic updates, then N times
+    policy_frequency: int = 1  # at every Nth critic update the actor is updated N times
     policy_lr: float = 1e-3  # learning rate of the actor
     q_lr: float = 1e-3  # learning rate of the critics
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient

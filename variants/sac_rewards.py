@@ -86,7 +86,7 @@ class Args:
     demonstrations: str = ""  # file that gail imitates, written by --record-demonstrations
     gamma: float = 0.99  # discount factor of streams that name none
     tau: float = 0.005  # step size of the target networks towards the critics
-    policy_frequency: int = 1  # the actor is updated after every N critic updates, then N times
+    policy_frequency: int = 1  # at every Nth critic update the actor is updated N times
     policy_lr: float = 1e-3  # learning rate of the actor
     q_lr: float = 1e-3  # learning rate of the critics and of the streams' networks
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
@@ -566,7 +566,7 @@ PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by 
 def update(
     agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics and streams, actor, entropy coefficient, targets; `step` counts earlier."""
+    """One round: critics and streams, actor, entropy coefficient, targets; `step` is the number of earlier ones."""
     (qf_gradient, actor_gradient), actions = gradients, batch[1]
     gradient, intrinsic, metrics = qf_gradient(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)

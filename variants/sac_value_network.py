@@ -1,7 +1,7 @@
 """Soft actor-critic, the first release: a state value takes the place of the target critics.
 
 Haarnoja et al. 2018a, https://arxiv.org/abs/1801.01290, eq. 5 to 13 and Algorithm 1; also the SAC of Spinning Up's
-TensorFlow version, of Intel Coach and of ML-Agents. How it differs from `sac_continuous.py`:
+first TensorFlow version, of Intel Coach and of ML-Agents. How it differs from `sac_continuous.py`:
 - A network V(s) regresses on the soft value of fresh actions (`compute_vf_loss`, eq. 5). The critics bootstrap from its
   target copy (`compute_td_target`, eq. 8), which is the only target network.
 - The entropy coefficient is fixed (0.2, a reward scale of 5 in the paper). `--autotune` learns it.
@@ -74,7 +74,7 @@ class Args:
     updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each
     gamma: float = 0.99  # discount factor
     tau: float = 0.005  # step size of the target network towards the state value
-    policy_frequency: int = 1  # the actor is updated after every N critic updates, then N times
+    policy_frequency: int = 1  # at every Nth critic update the actor is updated N times
     policy_lr: float = 1e-3  # learning rate of the actor
     q_lr: float = 1e-3  # learning rate of the critics and of the state value
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
