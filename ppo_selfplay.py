@@ -2,10 +2,10 @@
 
 The algorithm is that of `ppo_continuous.py` (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7 and 9;
 Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). `diff ppo_continuous.py ppo_selfplay.py` shows that
-GAE, losses and update are the same; what self-play adds is in "Snapshots and turns" and in the lines of `main` with
+GAE and both losses are the same; what self-play adds is mainly in "Snapshots and turns" and in the lines of `main` with
 `matches`. It follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one
 policy with its own optimiser, pool and rating; the *learner* is the behaviour whose turn it is to learn.
-`docs/selfplay.md` explains how opponents are chosen and rated, why some defaults differ, and has the results.
+`docs/selfplay.md` explains how opponents are chosen and rated, and has the results.
 
     python ppo_selfplay.py
     python ppo_selfplay.py --env-id pursuit
@@ -72,7 +72,7 @@ class Args:
     evaluate: Path | None = None  # do not train: play this run's snapshots against each other, or --against another
     against: str | None = None  # the opponent for --evaluate: another run folder, or the name of a scripted player
     play: bool = False  # with --evaluate: play against the run's policy yourself, in a window, by keys
-    exploitability: int = 0  # with --evaluate: train a best response for this many game steps, and print its score
+    exploitability: int = 0  # with --evaluate: train best responses for this many game steps, and print their scores
     policy: Literal["last", "uniform", "nash"] = "last"  # what saved runs play: the last snapshot, or a mixture of all
     checkpoint_freq: int = 500_000  # game steps between checkpoints (with resets); 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments

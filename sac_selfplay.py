@@ -81,7 +81,7 @@ class Args:
     evaluate: Path | None = None  # do not train: play this run's snapshots against each other, or --against another
     against: str | None = None  # the opponent for --evaluate: another run folder, or the name of a scripted player
     play: bool = False  # with --evaluate: play against the run's policy yourself, in a window, by keys
-    exploitability: int = 0  # with --evaluate: train a best response for this many game steps, and print its score
+    exploitability: int = 0  # with --evaluate: train best responses for this many game steps, and print their scores
     policy: Literal["last", "uniform", "nash"] = "last"  # what saved runs play: the last snapshot, or a mixture of all
     checkpoint_freq: int = 200_000  # game steps between checkpoints (with resets); 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments

@@ -72,7 +72,7 @@ class Exploitability:
     csv: Path
     """file for the raw numbers; what is in it already is not trained again"""
     steps: int = 1_000_000
-    """game steps of training each of them"""
+    """game steps of each training; in an asymmetric game the responses of all roles share them"""
     policies: tuple[Policy, ...] = ("last", "uniform", "nash")
     """what the runs play: their last snapshot, all snapshots equally often, or the Nash mixture of their table"""
     games: int = 1000

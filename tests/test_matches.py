@@ -341,6 +341,8 @@ def test_the_oldest_opponent_of_each_game() -> None:
     a, b, c = matches.pools["disc"].snapshots
     matches.opponents = [[None, b, c], [c, None, a]]
     assert matches.opponent_steps().tolist() == [1, 0]
+    matches.rivals["disc"].snapshots.rotate(1)  # as with the pools of several saved runs: the oldest is not the first
+    assert matches.oldest_opponent() == 0
 
 
 # --- who acts where ---

@@ -190,7 +190,7 @@ def play_pairs(
 
     A score is the mean over the games of one seed: one game for each side that the first player can take. So neither
     the start nor the side favours a player. A win is 1, a draw 0.5. Each pair plays `num_games`, rounded up to whole
-    seeds. `make_env(num_games)` makes an environment.
+    seeds; fewer if its first player can take fewer sides than others. `make_env(num_games)` makes an environment.
     """
     if not pairs:
         return np.empty((0, num_games))

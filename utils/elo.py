@@ -67,7 +67,7 @@ def fit_bradley_terry(results: np.ndarray, mean: float = 1200.0, prior_games: fl
     `results` (..., n, n) holds the total score of row against column, so `results[i, j] + results[j, i]` is the number
     of games between i and j. The diagonal is ignored. Leading dimensions are independent problems. Pairs that never
     met do not enter, so two roles that never play their own kind can be rated as well. `prior_games` drawn games are
-    added to every pair that met. They keep the rating of a player finite who won every game; 0 gives the plain
+    added to every pair that met. With them the rating of a player who won every game is finite; 0 gives the plain
     maximum likelihood.
 
     The optimiser is Newton's method with step length `log(1 + d) / d`, where d is the largest change of the log-odds

@@ -55,7 +55,7 @@ def within(walls: float, points: np.ndarray) -> np.ndarray:
 
 
 class DiscGame:
-    """The common part of both games: forces, motion, restarts, scripted players, pictures.
+    """The common part of the games: forces, motion, restarts, scripted players, pictures.
 
     A disc accelerates by `acceleration * force - drag * velocity`, so its top speed is `acceleration / drag`. Arrays of
     the state have one row per disc, in the order of the teams and their agents, and one column per game.

@@ -2,8 +2,8 @@
 
 The vocabulary is that of ML-Agents' ghost trainer (https://unity-technologies.github.io/ml-agents/ML-Agents-Overview/,
 "Training in competitive multi-agent environments with self-play"): the learner plays *ghosts*, which are snapshots of
-policies. There are two differences. Each parallel game has its own opponents, which it keeps until it ends. A result is
-credited to the snapshots that played the game, even if they have left the pool since.
+policies. Each parallel game has its own opponents here, which it keeps until it ends, and a result is credited to the
+snapshots that played the game, even if they have left the pool since. `docs/selfplay.md` lists what else differs.
 
 Scripted players, and the learner itself as it is now, may be among the opponents (`Matches.mix_in`).
 """
@@ -151,7 +151,7 @@ class Matches:
             pool.add({}, sys.maxsize, rating).name = name
 
     def give_turn(self, behavior: str) -> None:
-        """Makes this behaviour the learner, rated as its newest snapshot, and restarts all games with new opponents."""
+        """Makes this behaviour the learner, rated as its newest snapshot, and draws new opponents for all games."""
         self.learner = behavior
         self.rating = self.pools[behavior].latest.rating
         sides = [t for t, b in enumerate(self.behaviors) if b == behavior]
@@ -168,7 +168,7 @@ class Matches:
         return list(self.pools)[turn % len(self.pools)]
 
     def begin_anew(self, seed: int | None = None) -> None:
-        """Restarts all games with new opponents. A seed also reseeds the pools."""
+        """Draws new opponents for all games, which `env.reset` restarts. A seed also reseeds the pools."""
         if seed is not None:
             rng = np.random.default_rng(seed)
             for pool in (*self.pools.values(), *self.rivals.values(), *self.scripted.values()):
@@ -311,7 +311,7 @@ class Matches:
     def oldest_opponent(self) -> int:
         """The step of the oldest snapshot that the learner's opponents can be; they must have one behaviour."""
         (behavior,) = self.rivals_of(self.learner)
-        return self.rivals[behavior].snapshots[0].step
+        return min(snapshot.step for snapshot in self.rivals[behavior].snapshots)
 
     def rivals_of(self, behavior: str) -> set[str]:
         """The behaviours of all teams that oppose a team of this behaviour."""

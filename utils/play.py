@@ -4,7 +4,7 @@ The person plays the first agent of a team, and the policies play all others. A 
 by step if its actions are chosen by number keys. How keys become actions (`read_keys`):
 
 - A game with the method `keyboard_actions(team, direction, number)` decides itself. `direction` is that of the arrows,
-  (x, y) with -1, 0 or 1 each, and `number` is the last number key since the previous game, or None. The method returns
+  (x, y) with -1, 0 or 1 each, and `number` is the last number key since the last picture, or None. The method returns
   the actions of the team in all games. The attribute `keys` may explain the keys, and `team_colours` may have the
   colour of each team. The built-in games have all of this.
 - One or two Box actions: arrows or WASD set them to -1, 0 or 1 of their range.

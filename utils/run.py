@@ -629,9 +629,10 @@ class Run:
             print(f"--total-timesteps {args.total_timesteps:,} is {rounded}", flush=True)
         with suppress(gym.error.Error):  # a game, or an id without a version
             limit = gym.spec(args.env_id.rpartition(":")[2]).max_episode_steps or 0
-            if 0 < args.checkpoint_freq < getattr(args, "num_envs", 0) * limit:
-                flag, longest = f"--checkpoint-freq {args.checkpoint_freq:,}", f"{args.num_envs * limit:,}"
-                warn(f"{flag} cuts episodes off that would take up to {longest} steps of all environments")
+            longest = limit * getattr(self.envs, "num_envs", 0)  # 0: a checkpoint resets no environment, as in sac_ray
+            if 0 < args.checkpoint_freq < longest:
+                flag = f"--checkpoint-freq {args.checkpoint_freq:,}"
+                warn(f"{flag} cuts episodes off that would take up to {longest:,} steps of all environments")
 
     def __enter__(self) -> "Run":
         return self

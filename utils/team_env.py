@@ -1,8 +1,8 @@
 """A common interface to games between teams: the built-in games, PettingZoo games, and a user's vectorised games.
 
 `make_team_env` makes a game by name. All games have the interface `TeamEnv`: several games are stepped together, the
-agents of a team are rows of one array, actions are numbers in [-1, 1] or integers of discrete branches, and a game that
-ends restarts in the same step. For PettingZoo see https://pettingzoo.farama.org. Its turn-based games are played
+agents of a team are rows of one array, actions are numbers (clipped to [-1, 1]) or integers of branches, and a game
+that ends restarts in the same step. For PettingZoo see https://pettingzoo.farama.org. Its turn-based games are played
 through its own conversion to parallel games.
 
 The outcome rule of PettingZoo games: if agents of all sides were given a number `info["outcome"]` during the game, the
@@ -105,7 +105,9 @@ class TeamEnv(Protocol):
 
     Further attributes are optional. Videos and `--play` use two of them: `render_fps` is the game's own speed in steps
     per second, 10 if it is missing. `restarts` is True; once it is set to False, games that end stay as they are until
-    `reset`. For `--play` alone see `utils/play.py`.
+    `reset`. For `--play` alone see `utils/play.py`. With `restart(games)`, which starts new games at these indices and
+    returns obs, the first games after a reset are cut off at different steps (`utils/matches.py`); `max_steps` is then
+    a first guess of a game's length.
     """
 
     num_games: int
@@ -833,7 +835,7 @@ def make_games(
 ) -> TeamEnv:
     """`make_team_env` for the flags of a script; exits with one sentence if they are of no use.
 
-    `env_kwargs` and `teams` are JSON, `symmetric` is "auto", "yes" or "no". `learner_side` must be one of the teams.
+    `env_kwargs` and `teams` are JSON, `symmetric` is "auto", "yes" or "no". `learner_side` must be a side or a team.
     """
     kwargs, example = (
         parse_json("env-kwargs", env_kwargs, '{"actions": "discrete"}'),
