@@ -58,7 +58,7 @@ class Args:
 
     # --- experiment ---
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
-    seed: int = 1  # seed of the networks, the exploration, the minibatches and the environments
+    seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
     compile: bool = True  # compile the update: starts some seconds later, and trains faster
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
@@ -106,7 +106,7 @@ class Args:
 
     @property
     def minibatch_size(self) -> int:
-        """Transitions of a minibatch."""
+        """Steps of a minibatch."""
         return self.batch_size // self.num_minibatches
 
 
@@ -124,7 +124,7 @@ LIMITS = {
 def check_args(args: Args) -> None:
     """Checks what limits cannot express; exits with one sentence."""
     if args.batch_size % args.num_minibatches != 0 or args.minibatch_size < 2:
-        rule = f"a divisor of num_envs * num_steps = {args.batch_size} that leaves a minibatch two transitions or more"
+        rule = f"a divisor of the {args.batch_size} steps of a rollout that leaves two steps or more to a minibatch"
         fail(f"--num-minibatches takes {rule}, not {args.num_minibatches}")
 
 
@@ -206,7 +206,7 @@ def mlp(*sizes: int, output_gain: float) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class Actor(nn.Module):
+class NormalActor(nn.Module):
     """Normal policy: its mean depends on the observation, its log standard deviation does not."""
 
     def __init__(self, obs_dim: int, action_dim: int, std_init: float) -> None:
@@ -228,7 +228,7 @@ class Agent(nn.Module):
         self.norm_obs, self.norm_reward = args.norm_obs, args.norm_reward
         self.obs_rms = RunningMeanStd((obs_dim,))
         self.return_rms = RunningMeanStd()
-        self.actor = Actor(obs_dim, action_dim, 1.0 if args.std_min is None else 2.0 * args.std_min)
+        self.actor = NormalActor(obs_dim, action_dim, 1.0 if args.std_min is None else 2.0 * args.std_min)
         self.critic = mlp(obs_dim, 64, 64, 1, output_gain=1.0)
 
     def normalize(self, obs: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ class Agent(nn.Module):
         """The current policy in NumPy, because PyTorch's overhead would dominate for a few rows.
 
         A function of raw observations (num_envs, obs_dim) and standard normal noise (num_envs, action_dim) to actions
-        (num_envs, action_dim); deterministic without noise. Follows the layers of `Actor.mean`.
+        (num_envs, action_dim); deterministic without noise. Follows the layers of `NormalActor.mean`.
         """
         layers = all(isinstance(layer, (nn.Linear, nn.Tanh)) for layer in self.actor.mean)
         assert layers, "policy() can only follow linear layers with tanh: see Layer normalisation in docs/ppo.md"
@@ -265,13 +265,7 @@ class Agent(nn.Module):
 
 
 def compute_gae(
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor,
-    terminations: Tensor,
-    dones: Tensor,
-    gamma: float,
-    lambda_: float,
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminations: Tensor, dones: Tensor, gamma: float, lam: float
 ) -> Tensor:
     """Advantages of a rollout; all tensors are (num_steps, num_envs) (Schulman et al. 2016, eq. 16).
 
@@ -279,7 +273,7 @@ def compute_gae(
     value is replaced by 0. A done, termination or truncation, stops the trace from reaching into the next episode.
     """
     deltas = rewards + gamma * (1.0 - terminations) * next_values - values
-    decays = gamma * lambda_ * (1.0 - dones)
+    decays = gamma * lam * (1.0 - dones)
     advantages, advantage = [], torch.zeros_like(deltas[0])
     for delta, decay in zip(deltas.flip(0), decays.flip(0), strict=True):  # from the last step to the first
         advantage = torch.addcmul(delta, decay, advantage)
@@ -290,7 +284,7 @@ def compute_gae(
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a batch or a minibatch
+Batch = tuple[Tensor, ...]  # the columns of a batch
 
 
 def normal_log_prob(actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
@@ -387,7 +381,7 @@ Gradient = Callable[..., tuple[Tensor, Metrics]]
 def update(
     agent: Agent, optimizer: Adam, minibatch: Batch, args: Args, gradient: Gradient = compute_update_gradient
 ) -> Metrics:
-    """One step on a minibatch: obs, actions, log-probabilities, advantages, returns and values, a row each."""
+    """One step on a minibatch, which has rows of the columns of `make_batch`."""
     vector, metrics = gradient(agent, minibatch, args)
     optimizer.step(vector)
     if args.std_min is not None:
@@ -474,15 +468,15 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
 # === Main =============================================================================================================
 
 
-def main(args: Args) -> None:
-    """Trains, or evaluates a trained model with --evaluate."""
+def main(args: Args) -> Path:
+    """Trains, or evaluates a trained model with --evaluate; returns the run folder."""
     prepare(args, LIMITS)
     check_args(args)
     if args.evaluate is not None:
         agent = Agent(make_envs(args, 1), args)
         load_model(args.evaluate, {"agent": agent})
         print(describe(evaluate(agent, args, args.evaluate, "evaluate")))
-        return
+        return args.evaluate
 
     # --- seeds and device ---
     random.seed(args.seed)
@@ -491,16 +485,17 @@ def main(args: Args) -> None:
     torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
-    # --- environments, agent, optimiser, storage ---
+    # --- environments, networks, storage ---
     envs = make_envs(args, args.num_envs)
     obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
-    total_steps = -(-args.total_timesteps // args.batch_size) * args.batch_size
+    stride = args.batch_size  # environment steps of an iteration
+    total_steps = -(-args.total_timesteps // stride) * stride
     agent = Agent(envs, args).to(device)
     optimizer = Adam(agent.parameters(), args.learning_rate, 0.9, 0.999, 1e-5)
     rollout = Rollout(args.num_steps, args.num_envs, obs_dim, action_dim)
 
     parts: dict[str, Any] = {"model": {"agent": agent}, "rest": {"optimizer": optimizer}}
-    with Run(args, envs, total_steps, stride=args.batch_size, **parts) as run:
+    with Run(args, envs, total_steps, stride, **parts) as run:
         gradient: Gradient = compute_update_gradient
         if args.compile:
             widths = [(obs_dim,), (action_dim,), (), (), (), ()]
@@ -520,17 +515,16 @@ def main(args: Args) -> None:
                 # act and step
                 rollout.obs[t], rollout.actions[t] = obs, act(obs, noise[t])
                 obs, final_obs, rewards, terminations, truncations = step_envs(envs, rollout.actions[t])
-                dones = terminations | truncations
 
                 # store
                 rollout.final_obs[t], rollout.rewards[t] = final_obs, rewards
-                rollout.terminations[t], rollout.dones[t] = terminations, dones
+                rollout.terminations[t], rollout.dones[t] = terminations, terminations | truncations
                 discounted_return = args.gamma * discounted_return + rollout.rewards[t]
                 rollout.discounted_returns[t] = discounted_return
-                discounted_return[dones] = 0.0
-                run.record(rollout.rewards[t], dones)
+                discounted_return[rollout.dones[t]] = 0.0
+                run.record(rollout.rewards[t], rollout.dones[t])
             run.check(observation=np.concatenate([rollout.obs, rollout.final_obs], axis=-1), reward=rollout.rewards)
-            global_step += args.batch_size  # now the number of steps after this iteration
+            global_step += stride  # now the number of steps after this iteration
 
             # update
             batch = make_batch(agent, rollout, args, device)
@@ -545,6 +539,7 @@ def main(args: Args) -> None:
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agent, args, run.folder, f"step-{global_step}"), global_step)
         run.log(evaluate(agent, args, run.folder, "final"), total_steps)
+    return run.folder
 
 
 # === Stand-in for utils/run.py, where this file was copied alone ======================================================

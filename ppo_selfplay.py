@@ -3,9 +3,11 @@
 The algorithm is that of `ppo_continuous.py` (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7 and 9;
 Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). `diff ppo_continuous.py ppo_selfplay.py` shows that
 GAE and both losses are the same; what self-play adds is mainly in "Snapshots and turns" and in the lines of `main` with
-`matches`. It follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one
-policy with its own optimiser, pool and rating; the *learner* is the behaviour whose turn it is to learn.
-`docs/selfplay.md` explains how opponents are chosen and rated, and has the results.
+`matches`.
+
+Self-play follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one policy
+with its own optimisers, pool and rating; the *learner* is the behaviour whose turn it is to learn. `docs/selfplay.md`
+explains how opponents are chosen and rated, and has the results.
 
     python ppo_selfplay.py
     python ppo_selfplay.py --env-id pursuit
@@ -27,7 +29,7 @@ Deviations from ML-Agents:
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,9 +42,8 @@ from torch import Tensor
 
 from utils.cross_play import scripted_players
 from utils.evaluation import evaluate_run, initialize, load_policies, load_rivals, play_table, score_policies
-from utils.matches import Matches, behavior_args, start_matches
-from utils.run import Run, compiled, fail, parse_args, prepare, read_args
-from utils.snapshot_pool import SnapshotPool
+from utils.matches import Matches, behavior_args, check_opponents, start_matches
+from utils.run import Run, compiled, fail, parse_args, prepare
 from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_games
 
 # === Arguments ========================================================================================================
@@ -54,7 +55,7 @@ class Args:
 
     # --- experiment ---
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
-    seed: int = 1  # seed of the networks, the exploration, the minibatches, the opponents and the games
+    seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
     compile: bool = True  # compile the update: starts some seconds later, and trains faster
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
@@ -127,24 +128,26 @@ class Args:
 
     @property
     def minibatch_size(self) -> int:
-        """Game steps of a minibatch."""
+        """Steps of a minibatch."""
         return self.batch_size // self.num_minibatches
 
 
 LIMITS = {
-    "gamma gae_lambda play_against_latest_model_ratio scripted_share current_share": (0, 1),
+    "gamma gae_lambda": (0, 1),
     "eval_games num_games": (1, 100_000),
+    "total_timesteps num_minibatches update_epochs": (1, 1e12),
     "num_steps": (1, 1_000_000),
-    "total_timesteps num_minibatches update_epochs save_steps team_change": (1, 1e12),
+    "eval_freq checkpoint_freq learning_rate clip_coef ent_coef vf_coef max_grad_norm target_kl": (0, 1e12),
+    "seed": (0, 2**31),
+    "play_against_latest_model_ratio scripted_share current_share": (0, 1),
+    "save_steps team_change": (1, 1e12),
+    "swap_steps exploitability": (0, 1e12),
     "cross_play_games": (0, 100_000),
-    "eval_freq checkpoint_freq swap_steps exploitability learning_rate clip_coef ent_coef vf_coef": (0, 1e12),
-    "max_grad_norm target_kl": (0, 1e12),
     "window cross_play_snapshots": (1, 10_000),
     "swaps_per_turn": (1e-9, 1e12),
     "elo_k": (0, 1e4),
     "newest_share": (0.001, 1),
     "initial_elo": (-1e6, 1e6),
-    "seed": (0, 2**31),
 }
 # What --behaviors may change.
 PER_BEHAVIOR = "learning_rate anneal_lr gamma gae_lambda update_epochs norm_adv clip_coef "
@@ -154,14 +157,9 @@ PER_BEHAVIOR += "ent_coef vf_coef max_grad_norm target_kl team_change"
 def check_args(args: Args) -> None:
     """Checks what limits cannot express; exits with one sentence."""
     if args.batch_size % args.num_minibatches != 0 or args.minibatch_size < 2:
-        rule = f"a divisor of num_games * num_steps = {args.batch_size} that leaves two steps or more to a minibatch"
+        rule = f"a divisor of the {args.batch_size} steps of a rollout that leaves two steps or more to a minibatch"
         fail(f"--num-minibatches takes {rule}, not {args.num_minibatches}")
-    if args.evaluate is None and (flags := [x for x in ("against", "play", "exploitability") if getattr(args, x)]):
-        fail(f"--{flags[0]} takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
-    if args.swap_steps and args.swaps_per_turn is not None:
-        fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
-    if args.scripted_share + args.current_share > 1.0:
-        fail("--scripted-share and --current-share take at most 1 together, and the rest is for the pool")
+    check_opponents(args)
 
 
 # === Environments =====================================================================================================
@@ -218,15 +216,15 @@ def mlp(*sizes: int, output_gain: float) -> nn.Sequential:
 
 
 class NormalActor(nn.Module):
-    """Normal policy for Box actions: its mean depends on the observation, its log standard deviation does not."""
+    """Normal policy: its mean depends on the observation, its log standard deviation does not."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()
-        self.mean = mlp(team.obs_dim, 64, 64, team.action_dim, output_gain=0.01)
-        self.log_std = nn.Parameter(torch.zeros(team.action_dim))
+        self.mean = mlp(obs_dim, 64, 64, action_dim, output_gain=0.01)
+        self.log_std = nn.Parameter(torch.zeros(action_dim))
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Observations (..., obs_dim) to the mean and the log standard deviation (..., 2 * action_dim)."""
+        """Normalised observations (..., obs_dim) to mean and log standard deviation (..., 2 * action_dim)."""
         mean = self.mean(obs)
         return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
 
@@ -241,9 +239,7 @@ class NormalActor(nn.Module):
 
     def log_prob(self, policy: Tensor, masks: Tensor, actions: Tensor) -> Tensor:
         """Log-density (n,) of actions (n, action_dim)."""
-        mean, log_std = policy.chunk(2, dim=-1)
-        z = (actions - mean) / log_std.exp()
-        return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+        return normal_log_prob(actions, *policy.chunk(2, dim=-1))
 
     def entropy(self, policy: Tensor, masks: Tensor) -> Tensor:
         """Entropy (n,) in nats."""
@@ -256,10 +252,10 @@ class CategoricalActor(nn.Module):
     An illegal action has probability zero and adds nothing to the entropy.
     """
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, obs_dim: int, branches: tuple[int, ...]) -> None:
         super().__init__()
-        self.branches = list(team.branches)
-        self.logits = mlp(team.obs_dim, 64, 64, sum(self.branches), output_gain=0.01)
+        self.branches = list(branches)
+        self.logits = mlp(obs_dim, 64, 64, sum(self.branches), output_gain=0.01)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Observations (..., obs_dim) to the logits of all branches (..., sum of branches)."""
@@ -294,15 +290,16 @@ class CategoricalActor(nn.Module):
 
 
 class Agent(nn.Module):
-    """All that is saved of a behaviour: policy, value function and statistics."""
+    """All that is saved: policy, value function and statistics."""
 
     def __init__(self, team: Team, args: Args) -> None:
         super().__init__()
+        obs_dim, action_dim, branches = team.obs_dim, team.action_dim, team.branches
         self.norm_obs, self.norm_reward = args.norm_obs, args.norm_reward
-        self.obs_rms = RunningMeanStd((team.obs_dim,))
+        self.obs_rms = RunningMeanStd((obs_dim,))
         self.return_rms = RunningMeanStd()
-        self.actor = CategoricalActor(team) if team.branches else NormalActor(team)
-        self.critic = mlp(team.obs_dim, 64, 64, 1, output_gain=1.0)
+        self.actor = CategoricalActor(obs_dim, branches) if branches else NormalActor(obs_dim, action_dim)
+        self.critic = mlp(obs_dim, 64, 64, 1, output_gain=1.0)
 
     def normalize(self, obs: Tensor) -> Tensor:
         """Raw observations (..., obs_dim) to what the networks take."""
@@ -332,13 +329,7 @@ class Agent(nn.Module):
 
 
 def compute_gae(
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor,
-    terminations: Tensor,
-    dones: Tensor,
-    gamma: float,
-    lambda_: float,
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminations: Tensor, dones: Tensor, gamma: float, lam: float
 ) -> Tensor:
     """Advantages of a rollout; all tensors are (num_steps, num_envs) (Schulman et al. 2016, eq. 16).
 
@@ -346,7 +337,7 @@ def compute_gae(
     value is replaced by 0. A done, termination or truncation, stops the trace from reaching into the next episode.
     """
     deltas = rewards + gamma * (1.0 - terminations) * next_values - values
-    decays = gamma * lambda_ * (1.0 - dones)
+    decays = gamma * lam * (1.0 - dones)
     advantages, advantage = [], torch.zeros_like(deltas[0])
     for delta, decay in zip(deltas.flip(0), decays.flip(0), strict=True):  # from the last step to the first
         advantage = torch.addcmul(delta, decay, advantage)
@@ -357,7 +348,13 @@ def compute_gae(
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a batch or a minibatch
+Batch = tuple[Tensor, ...]  # the columns of a batch
+
+
+def normal_log_prob(actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """Log-density (...) of actions (..., action_dim) under a normal distribution with a diagonal covariance."""
+    z = (actions - mean) / log_std.exp()
+    return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
 def compute_policy_loss(
@@ -448,7 +445,7 @@ Gradient = Callable[..., tuple[Tensor, Metrics]]
 def update(
     agent: Agent, optimizer: Adam, minibatch: Batch, args: Args, gradient: Gradient = compute_update_gradient
 ) -> Metrics:
-    """One step on a minibatch: obs, masks, actions, log-probabilities, advantages, returns and values, a row each."""
+    """One step on a minibatch, which has rows of the columns of `make_batch`."""
     vector, metrics = gradient(agent, minibatch, args)
     optimizer.step(vector)
     return metrics
@@ -509,16 +506,13 @@ def learn_from(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient
 # === Evaluation =======================================================================================================
 
 
-def evaluate(agents: Mapping[str, Agent], args: Args, video_folder: Path | None = None) -> dict[str, float]:
+def evaluate(agents: dict[str, Agent], args: Args, video_folder: Path | None = None) -> dict[str, float]:
     """Each behaviour's mean score against every scripted player; uses no random stream of the training."""
     make_games, seed = partial(make_env, args), args.seed + 1_000_000
     return score_policies(make_games, agents, args.eval_games, seed, args.deterministic, video_folder)
 
 
-def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, SnapshotPool], Args]:
-    """The agents, pools and arguments of a saved run; exits with one sentence that names the flag."""
-    args = Args(**read_args(Args, folder, flag, LIMITS))
-    return *load_policies(folder, flag, args, make_env, Agent), args
+load_run = partial(load_policies, Args, LIMITS, make_env, Agent)  # (folder, flag) to agents, pools and arguments
 
 
 # === Snapshots and turns ==============================================================================================
@@ -555,28 +549,25 @@ def main(args: Args) -> Path:
     torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
-    # --- games, agents, optimisers ---
+    # --- environments, networks, storage ---
     if args.capture_video:
         make_env(args, 1, render=True).close()  # a game that cannot be rendered is better known now than at the end
     env = make_env(args, args.num_games)
     print(describe_teams(env))
     all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)
-    total_steps = -(-args.total_timesteps // args.batch_size) * args.batch_size
+    stride = args.batch_size  # environment steps of an iteration
+    total_steps = -(-args.total_timesteps // stride) * stride
     agents = {team.behavior: Agent(team, all_args[team.behavior]).to(device) for team in env.teams}
     initialize(agents, args, load_run)
-    optimizers = {
-        behavior: Adam(agents[behavior].parameters(), own.learning_rate, 0.9, 0.999, 1e-5)
-        for behavior, own in all_args.items()
-    }
+    optimizers = {b: Adam(agents[b].parameters(), own.learning_rate, 0.9, 0.999, 1e-5) for b, own in all_args.items()}
 
     # --- pools and ratings ---
-    rivals = load_rivals(args, load_run, env)  # the policies of --opponents, if there are any
-    matches = start_matches(all_args, env, agents, total_steps, args.batch_size, rivals)
+    matches = start_matches(all_args, env, agents, total_steps, stride, load_rivals(args, load_run, env))
 
     parts: dict[str, Any] = {"evaluate_with": f"--against {scripted_players(env)[-1].name} --capture-video"}
     parts["model"] = {"agent": agents, "pool": matches.pools}
     parts["rest"] = {"optimizer": optimizers, "matches": matches}
-    with Run(args, env, total_steps, stride=args.batch_size, **parts) as run:
+    with Run(args, env, total_steps, stride, **parts) as run:
         gradient: Gradient = compute_update_gradient
         for team in {team.behavior: team for team in env.teams}.values() if args.compile else ():
             zeros, rows = partial(torch.zeros, device=device), args.minibatch_size * len(team.agents)
@@ -592,7 +583,7 @@ def main(args: Args) -> Path:
             if seed is not None:  # at the start, after each checkpoint and each change of turn
                 matches.begin_anew(seed)
                 obs = env.reset(seed)
-                run.check(global_step, observation=np.concatenate(obs, axis=None))
+                run.check(global_step, observation=obs)
                 discounted_return = np.zeros(args.num_games * len(team.agents))
             if own.anneal_lr:
                 optimizer.lr = own.learning_rate * (1.0 - global_step / total_steps)
@@ -607,9 +598,8 @@ def main(args: Args) -> Path:
                 rollout.actions[t] = agent.act(rollout.obs[t], masks, noise[t])
                 result = env.step(matches.all_actions(env, agents, obs, rollout.actions[t]))
                 cut = matches.cut_games(result)  # so that the first games after a reset do not run in lockstep
-                all_obs = np.concatenate([*result.obs, *result.final_obs], axis=None)
-                all_rewards, step = np.concatenate(result.rewards, axis=None), global_step + (t + 1) * args.num_games
-                run.check(step, observation=all_obs, reward=all_rewards)
+                step = global_step + (t + 1) * args.num_games
+                run.check(step, observation=[*result.obs, *result.final_obs], reward=result.rewards)
 
                 # store
                 rollout.final_obs[t] = matches.of_learner(result.final_obs)
@@ -622,7 +612,7 @@ def main(args: Args) -> Path:
 
                 # rate, next opponents
                 obs = matches.finish_games(env, result, cut)
-            global_step += args.batch_size  # now the number of steps after this iteration
+            global_step += stride  # now the number of steps after this iteration
             matches.learner_steps[learner] += int(rollout.valid.sum())
 
             # update
@@ -639,8 +629,8 @@ def main(args: Args) -> Path:
             if metrics:
                 b_returns, b_values = batch[-2:]
                 metrics["losses/explained_variance"] = 1.0 - ((b_returns - b_values).var() / b_returns.var()).item()
-            metrics |= matches.metrics()
-            metrics |= {"charts/learning_rate": optimizer.lr, "charts/learner": float(list(agents).index(learner))}
+            metrics["charts/learning_rate"] = optimizer.lr
+            metrics |= matches.metrics() | {"charts/learner": float(list(agents).index(learner))}
             run.log(metrics, global_step)
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agents, args), global_step)

@@ -2,10 +2,11 @@
 
 The algorithm is that of `sac_continuous.py` (Haarnoja et al. 2018b, https://arxiv.org/abs/1812.05905, eq. 5, 9 and 18).
 Discrete actions use expectations instead of samples (Christodoulou 2019, https://arxiv.org/abs/1910.07207, eq. 10 to
-12). `diff sac_continuous.py sac_selfplay.py` shows what self-play adds. It follows ML-Agents' ghost trainer: the
-learner plays snapshots of its past selves. A *behaviour* is one policy with its own optimisers, pool and rating; the
-*learner* is the behaviour whose turn it is to learn. `docs/selfplay.md` explains how opponents are chosen and rated,
-and has the results.
+12). `diff sac_continuous.py sac_selfplay.py` shows what self-play adds.
+
+Self-play follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one policy
+with its own optimisers, pool and rating; the *learner* is the behaviour whose turn it is to learn. `docs/selfplay.md`
+explains how opponents are chosen and rated, and has the results.
 
     python sac_selfplay.py
     python sac_selfplay.py --env-id pursuit
@@ -35,7 +36,7 @@ import copy
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -49,9 +50,8 @@ from torch import Tensor
 
 from utils.cross_play import scripted_players
 from utils.evaluation import evaluate_run, initialize, load_policies, load_rivals, play_table, score_policies
-from utils.matches import Matches, behavior_args, start_matches
-from utils.run import Run, compiled, fail, parse_args, prepare, read_args
-from utils.snapshot_pool import SnapshotPool
+from utils.matches import Matches, behavior_args, check_opponents, start_matches
+from utils.run import Run, compiled, fail, parse_args, prepare
 from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_games, next_legal_actions
 
 # === Arguments ========================================================================================================
@@ -63,7 +63,7 @@ class Args:
 
     # --- experiment ---
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
-    seed: int = 1  # seed of the networks, the exploration, the minibatches, the opponents and the games
+    seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
     compile: bool = True  # compile the update: starts some seconds later, and trains faster
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
@@ -135,20 +135,23 @@ class Args:
 
 
 LIMITS = {
-    "gamma tau play_against_latest_model_ratio scripted_share current_share": (0, 1),
+    "gamma tau": (0, 1),
     "eval_games num_games": (1, 100_000),
     "batch_size": (1, 10_000_000),
-    "cross_play_games": (0, 100_000),
-    "total_timesteps buffer_size save_steps team_change policy_frequency log_freq": (1, 1e12),
-    "eval_freq checkpoint_freq swap_steps exploitability learning_starts updates_per_step": (0, 1e12),
+    "total_timesteps buffer_size policy_frequency log_freq": (1, 1e12),
+    "eval_freq checkpoint_freq learning_starts updates_per_step": (0, 1e12),
     "policy_lr q_lr alpha_lr target_entropy_scale discrete_target_entropy_scale": (0, 1e12),
+    "alpha": (1e-9, 1e9),
+    "seed": (0, 2**31),
+    "play_against_latest_model_ratio scripted_share current_share": (0, 1),
+    "save_steps team_change": (1, 1e12),
+    "swap_steps exploitability": (0, 1e12),
+    "cross_play_games": (0, 100_000),
     "window cross_play_snapshots": (1, 10_000),
     "swaps_per_turn": (1e-9, 1e12),
     "elo_k": (0, 1e4),
     "newest_share": (0.001, 1),
     "initial_elo": (-1e6, 1e6),
-    "alpha": (1e-9, 1e9),
-    "seed": (0, 2**31),
 }
 # What --behaviors may change.
 PER_BEHAVIOR = "batch_size learning_starts updates_per_step gamma tau policy_frequency policy_lr q_lr alpha_lr "
@@ -159,12 +162,7 @@ def check_args(args: Args) -> None:
     """Checks what limits cannot express; exits with one sentence."""
     if args.buffer_size < args.num_games:
         fail(f"--buffer-size takes at least --num-games, {args.num_games}, not {args.buffer_size}")
-    if args.evaluate is None and (flags := [x for x in ("against", "play", "exploitability") if getattr(args, x)]):
-        fail(f"--{flags[0]} takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
-    if args.swap_steps and args.swaps_per_turn is not None:
-        fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
-    if args.scripted_share + args.current_share > 1.0:
-        fail("--scripted-share and --current-share take at most 1 together, and the rest is for the pool")
+    check_opponents(args)
 
 
 # === Environments =====================================================================================================
@@ -218,14 +216,14 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 class NormalActor(nn.Module):
-    """Normal policy for Box actions, squashed by tanh; mean and log standard deviation depend on the observation."""
+    """Normal policy, squashed by tanh; its mean and log standard deviation both depend on the observation."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()
-        self.net, self.action_dim = mlp(team.obs_dim, 128, 128, 2 * team.action_dim), team.action_dim
+        self.net, self.action_dim = mlp(obs_dim, 128, 128, 2 * action_dim), action_dim
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Observations (..., obs_dim) to mean and log standard deviation (..., 2 * action_dim) before squashing."""
+        """Normalised observations (..., obs_dim) to mean and log standard deviation (..., 2 * action_dim)."""
         mean, log_std = self.net(obs).chunk(2, dim=-1)
         return torch.cat([mean, log_std.clamp(-20.0, 2.0)], dim=-1)
 
@@ -245,10 +243,10 @@ class CategoricalActor(nn.Module):
     An illegal action has probability zero and adds nothing to the entropy.
     """
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, obs_dim: int, branches: tuple[int, ...]) -> None:
         super().__init__()
-        self.branches = list(team.branches)
-        self.logits = mlp(team.obs_dim, 128, 128, sum(self.branches))
+        self.branches = list(branches)
+        self.logits = mlp(obs_dim, 128, 128, sum(self.branches))
 
     def forward(self, obs: Tensor) -> Tensor:
         """Observations (..., obs_dim) to the logits of all branches (..., sum of branches)."""
@@ -287,7 +285,7 @@ class TwinLinear(nn.Module):
 
 
 class TwinQNetwork(nn.Module):
-    """Both critics. Each parameter has one row for each critic."""
+    """Both critics. Each parameter has one row for each critic; for layer normalisation, see `docs/sac.md`."""
 
     def __init__(self, input_dim: int, output_dim: int) -> None:
         super().__init__()
@@ -306,16 +304,17 @@ class TwinQNetwork(nn.Module):
 
 
 class Agent(nn.Module):
-    """All that is saved of a behaviour: policy, critics, target networks, entropy coefficients and statistics."""
+    """All that is saved: policy, critics, target networks, alpha and observation statistics."""
 
     def __init__(self, team: Team, args: Args) -> None:
         super().__init__()
-        self.norm_obs, self.critics, self.branches = args.norm_obs, args.critics, list(team.branches)
-        self.obs_rms = RunningMeanStd((team.obs_dim,))
-        self.actor = CategoricalActor(team) if team.branches else NormalActor(team)
-        qf_dims = (team.obs_dim, sum(team.branches)) if team.branches else (team.obs_dim + team.action_dim, 1)
+        obs_dim, action_dim, branches = team.obs_dim, team.action_dim, team.branches
+        self.norm_obs, self.critics, self.branches = args.norm_obs, args.critics, list(branches)
+        self.obs_rms = RunningMeanStd((obs_dim,))
+        self.actor = CategoricalActor(obs_dim, branches) if branches else NormalActor(obs_dim, action_dim)
+        qf_dims = (obs_dim, sum(branches)) if branches else (obs_dim + action_dim, 1)
         self.qf = TwinQNetwork(*qf_dims)
-        self.log_alpha = nn.Parameter(torch.full((len(team.branches) or 1,), math.log(args.alpha)))
+        self.log_alpha = nn.Parameter(torch.full((len(branches) or 1,), math.log(args.alpha)))
         self.qf_target = copy.deepcopy(self.qf).requires_grad_(False)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
@@ -414,7 +413,7 @@ class ReplayBuffer:
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a minibatch
+Batch = tuple[Tensor, ...]  # the columns of a batch
 
 
 def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -550,7 +549,7 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
 def compute_actor_gradient(
     agent: Agent, batch: Batch, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
-    """The gradients of the actor and, with --autotune, of the entropy coefficients; the critics get none."""
+    """The gradients of the actor and, with --autotune, of alpha; the critics get none."""
     actor_loss, entropies, metrics = compute_actor_loss(agent, agent.normalize(batch[0]), batch[1], noise)
     gradient, alpha_gradient = compute_gradient(actor_loss, agent.groups()["policy"]), None
     metrics["losses/actor_grad_norm"] = gradient.norm()
@@ -573,9 +572,9 @@ PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by 
 
 
 def update(
-    agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
+    agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics, actor, entropy coefficients, targets; `step` is the number of earlier ones."""
+    """One round of Algorithm 1: critics, actor, alpha, targets; `step` is the number of earlier ones."""
     (qf_gradient, actor_gradient), actions = gradients, batch[2]
     gradient, metrics = qf_gradient(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)
@@ -596,16 +595,13 @@ def update(
 # === Evaluation =======================================================================================================
 
 
-def evaluate(agents: Mapping[str, Agent], args: Args, video_folder: Path | None = None) -> dict[str, float]:
+def evaluate(agents: dict[str, Agent], args: Args, video_folder: Path | None = None) -> dict[str, float]:
     """Each behaviour's mean score against every scripted player; uses no random stream of the training."""
     make_games, seed = partial(make_env, args), args.seed + 1_000_000
     return score_policies(make_games, agents, args.eval_games, seed, args.deterministic, video_folder)
 
 
-def load_run(folder: Path, flag: str) -> tuple[dict[str, Agent], dict[str, SnapshotPool], Args]:
-    """The agents, pools and arguments of a saved run; exits with one sentence that names the flag."""
-    args = Args(**read_args(Args, folder, flag, LIMITS))
-    return *load_policies(folder, flag, args, make_env, Agent), args
+load_run = partial(load_policies, Args, LIMITS, make_env, Agent)  # (folder, flag) to agents, pools and arguments
 
 
 # === Snapshots and turns ==============================================================================================
@@ -642,13 +638,14 @@ def main(args: Args) -> Path:
     torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
-    # --- games, agents, optimisers ---
+    # --- environments, networks, storage ---
     if args.capture_video:
         make_env(args, 1, render=True).close()  # a game that cannot be rendered is better known now than at the end
     env = make_env(args, args.num_games)
     print(describe_teams(env))
     all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)
-    total_steps = -(-args.total_timesteps // args.num_games) * args.num_games
+    stride = args.num_games  # environment steps of an iteration
+    total_steps = -(-args.total_timesteps // stride) * stride
     agents = {team.behavior: Agent(team, all_args[team.behavior]).to(device) for team in env.teams}
     initialize(agents, args, load_run)
     learning_rates = {b: {"policy": own.policy_lr, "q": own.q_lr, "alpha": own.alpha_lr} for b, own in all_args.items()}
@@ -659,8 +656,7 @@ def main(args: Args) -> Path:
     buffers = {team.behavior: ReplayBuffer(args.buffer_size, team, device) for team in env.teams}
 
     # --- pools and ratings ---
-    rivals = load_rivals(args, load_run, env)  # the policies of --opponents, if there are any
-    matches = start_matches(all_args, env, agents, total_steps, args.num_games, rivals)
+    matches = start_matches(all_args, env, agents, total_steps, stride, load_rivals(args, load_run, env))
     if args.replay_opponents == "window" and any(len(matches.rivals_of(behavior)) > 1 for behavior in agents):
         fail("--replay-opponents window takes a game in which the opponents of each team share a behaviour")
     game_steps, num_updates = dict.fromkeys(agents, 0), dict.fromkeys(agents, 0)
@@ -669,7 +665,7 @@ def main(args: Args) -> Path:
     parts["model"], parts["buffers"] = {"agent": agents, "pool": matches.pools}, buffers
     parts["rest"] = {"window": {behavior: buffer.window for behavior, buffer in buffers.items()}, "matches": matches}
     parts["rest"] |= {"optimizer": all_optimizers, "game_steps": game_steps, "num_updates": num_updates}
-    with Run(args, env, total_steps, stride=args.num_games, **parts) as run:
+    with Run(args, env, total_steps, stride, **parts) as run:
         gradients = PLAIN
         for behavior, buffer in buffers.items() if args.compile else ():
             batch = buffer.gather(torch.zeros(all_args[behavior].batch_size, dtype=torch.int64, device=device))
@@ -683,7 +679,7 @@ def main(args: Args) -> Path:
             if seed is not None:  # at the start, after each checkpoint and each change of turn
                 matches.begin_anew(seed)
                 obs = env.reset(seed)
-                run.check(global_step, observation=np.concatenate(obs, axis=None))
+                run.check(global_step, observation=obs)
                 update_metrics: Metrics = {}
             for name in ("policy", "q") if own.anneal_lr else ():
                 optimizers[name].lr = learning_rates[learner][name] * (1.0 - global_step / total_steps)
@@ -699,9 +695,8 @@ def main(args: Args) -> Path:
                 actions = agent.act(learner_obs, masks, agent.actor.noise(len(learner_obs)))
             result = env.step(matches.all_actions(env, agents, obs, actions))
             cut = matches.cut_games(result)  # so that the first games after a reset do not run in lockstep
-            global_step += args.num_games  # now the number of steps after this iteration
-            all_obs = np.concatenate([*result.obs, *result.final_obs], axis=None)
-            run.check(global_step, observation=all_obs, reward=np.concatenate(result.rewards, axis=None))
+            global_step += stride  # now the number of steps after this iteration
+            run.check(global_step, observation=[*result.obs, *result.final_obs], reward=result.rewards)
             game_steps[learner] += args.num_games
             matches.learner_steps[learner] += int(valid.sum())
 

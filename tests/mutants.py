@@ -177,7 +177,7 @@ MUTANTS = [
     ),
     Mutant(
         PPO,
-        "discounted_return[dones] = 0.0",
+        "discounted_return[rollout.dones[t]] = 0.0",
         "discounted_return[terminations] = 0.0",
         "main: discounted return goes on after a truncation",
         f"{MOMENT_TESTS} {ENVIRONMENT_TESTS}",
@@ -292,15 +292,15 @@ MUTANTS = [
     ),
     Mutant(
         PPO,
-        "decays = gamma * lambda_ * (1.0 - dones)",
-        "decays = gamma * lambda_ * (1.0 - terminations)",
+        "decays = gamma * lam * (1.0 - dones)",
+        "decays = gamma * lam * (1.0 - terminations)",
         "GAE: the trace goes through a truncation",
         GAE_TESTS,
     ),
     Mutant(
         PPO_SELFPLAY,
-        "decays = gamma * lambda_ * (1.0 - dones)",
-        "decays = lambda_ * (1.0 - dones)",
+        "decays = gamma * lam * (1.0 - dones)",
+        "decays = lam * (1.0 - dones)",
         "GAE: gamma missing in the trace",
         f"{GAE_TESTS} {SELFPLAY_TESTS}",
     ),

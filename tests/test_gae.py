@@ -46,7 +46,7 @@ def random_rollout(num_steps: int, num_envs: int) -> dict[str, np.ndarray]:
 def compute(rollout: dict[str, np.ndarray], module: ModuleType) -> np.ndarray:
     """The script's advantages."""
     return module.compute_gae(
-        **{name: torch.as_tensor(x).double() for name, x in rollout.items()}, gamma=GAMMA, lambda_=LAMBDA
+        **{name: torch.as_tensor(x).double() for name, x in rollout.items()}, gamma=GAMMA, lam=LAMBDA
     ).numpy()
 
 

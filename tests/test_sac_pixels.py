@@ -219,7 +219,7 @@ def fill(buffer: Any, log: Log, num_steps: int, rng: np.random.Generator) -> Ite
             log.transitions[rewards[i]] = transition
         log.num_pictures += n + int(begins.sum())
         wide = [np.array(x, dtype="<u4").view(np.uint8).reshape(n, -1) for x in (obs, final_obs)]  # four bytes each
-        buffer.add(wide[0], actions, rewards, wide[1], terminations, begins)
+        buffer.add(begins, wide[0], actions, rewards, wide[1], terminations)
         begins = ends
         yield
 

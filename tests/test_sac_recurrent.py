@@ -110,9 +110,9 @@ def test_unroll_equals_a_loop_over_steps(kind: str, burn_in: int, stored: bool) 
     """With episodes that begin inside of sequences; after an episode's last step the next state is its own."""
     agent, args = make_agent(memory=kind, burn_in=burn_in, stored_state=stored)
     batch = make_batch(agent, 10, 4, STARTS)
-    sequences, states = script.make_sequences(agent, batch, args)
-    for place, (memory, state) in enumerate(zip((agent.actor_memory, agent.qf_memory), states, strict=True)):
-        results = memory(*sequences, state)
+    sequences = script.make_sequences(agent, batch, args)
+    for place, (memory, sequence) in enumerate(zip((agent.actor_memory, agent.qf_memory), sequences, strict=True)):
+        results = memory(*sequence)
         for result, expected in zip(results, unroll_slowly(memory, batch, stored, place), strict=True):
             found = result.detach().numpy().reshape(10 - burn_in, 4, -1)
             np.testing.assert_allclose(found, expected[burn_in:], atol=2e-6)
@@ -162,7 +162,7 @@ def test_no_gradient_goes_into_the_burn_in() -> None:
     """Nor over the beginning of an episode; the steps after both have one."""
     agent, args = make_agent(burn_in=3)
     batch = make_batch(agent, 8, 2, [(6, 1)])
-    (inputs, next_inputs, starts, burn_in), (state, _) = script.make_sequences(agent, batch, args)
+    (inputs, next_inputs, starts, burn_in, state), _ = script.make_sequences(agent, batch, args)
     inputs.requires_grad_()
     features, _ = agent.actor_memory(inputs, next_inputs, starts, burn_in, state)
     (gradient,) = torch.autograd.grad(features[:, : args.hidden_size].sum(), inputs)
@@ -253,7 +253,7 @@ def test_sequences_are_of_one_environment_and_one_stretch_of_time(num_steps: int
     for t in range(num_steps):
         ids = 3.0 * t + np.arange(3)
         rows = ids[:, None]
-        buffer.add(rows, rows, ids, rows, ids, np.repeat(rows, 5, axis=1))
+        buffer.add(rows, rows, ids, rows, ids, np.repeat(rows, 2, axis=1))
     torch.manual_seed(0)
     batch = buffer.sample(20_000, length)
     ids = batch[2]

@@ -106,7 +106,7 @@ def clone(named: Any) -> Params:
 def test_normal_policy() -> None:
     """PPO's Box policy: log-density, far out in the tails too, entropy, and what noise makes of it."""
     torch.manual_seed(0)
-    actor = ppo_selfplay.NormalActor(make_team()).double()
+    actor = ppo_selfplay.NormalActor(5, 2).double()
     actor.log_std.data = torch.tensor([-2.0, 0.7]).double()
     obs = 30 * torch.randn(50, 5).double()
     policy, masks = actor(obs), torch.ones(50, 0, dtype=torch.bool)
@@ -125,7 +125,7 @@ def test_normal_policy() -> None:
 def test_categorical_policy(module: ModuleType, branches: tuple[int, ...]) -> None:
     """Log-probabilities, entropy and their gradients: those of a policy that knows the legal actions only."""
     torch.manual_seed(0)
-    actor = module.CategoricalActor(make_team(*branches)).double()
+    actor = module.CategoricalActor(5, branches).double()
     masks = draw_masks(40, branches)
     actions = draw_legal(masks, branches)
     logits = (4 * torch.randn(40, sum(branches)).double()).requires_grad_()
@@ -162,7 +162,7 @@ def test_categorical_samples(module: ModuleType) -> None:
     """Frequencies of whole actions against products of softmax probabilities; the likeliest one without noise."""
     torch.manual_seed(0)
     branches, n = (4, 3), 200_000
-    actor = module.CategoricalActor(make_team(*branches))
+    actor = module.CategoricalActor(5, branches)
     logits = torch.tensor([0.5, 9.0, -1.0, 1.0, 0.2, -0.3, 7.0])  # the likeliest action of each branch is illegal
     mask = torch.tensor([True, False, True, True, True, True, False])
     policy, masks = logits.expand(n, 7), mask.expand(n, 7)
@@ -179,7 +179,7 @@ def test_categorical_samples(module: ModuleType) -> None:
 @pytest.mark.parametrize("module", [ppo_selfplay, sac_selfplay], ids=["ppo", "sac"])
 def test_no_noise_draws_an_illegal_action(module: ModuleType) -> None:
     """Neither the largest logit nor the ends of the noise's range."""
-    actor = module.CategoricalActor(make_team(3))
+    actor = module.CategoricalActor(5, (3,))
     mask = torch.tensor([[False, True, True]])
     noise = actor.noise(1_000_000, torch.Generator().manual_seed(0))
     assert noise.isfinite().all()
@@ -190,7 +190,7 @@ def test_no_noise_draws_an_illegal_action(module: ModuleType) -> None:
 def test_squashed_policy() -> None:
     """SAC's Box policy: actions are tanh of the mean, or of a draw around it."""
     torch.manual_seed(0)
-    actor = sac_selfplay.NormalActor(make_team()).double()
+    actor = sac_selfplay.NormalActor(5, 2).double()
     obs = torch.randn(3, 5).double()
     mean, log_std = actor(obs).chunk(2, dim=-1)
     masks, noise = torch.ones(3, 0, dtype=torch.bool), actor.noise(3).double()
@@ -285,7 +285,7 @@ def test_ppo_shares_its_losses_with_the_single_agent_script() -> None:
 def test_kl_metric_of_a_categorical_policy() -> None:
     """The estimate from samples converges to the KL divergence of old and new."""
     torch.manual_seed(0)
-    actor = ppo_selfplay.CategoricalActor(make_team(4)).double()
+    actor = ppo_selfplay.CategoricalActor(5, (4,)).double()
     old, new = torch.randn(2, 1, 4).double()
     masks = torch.tensor([[True, True, False, True]]).expand(200_000, 4)
     actions = actor.sample(old.expand(200_000, 4), masks, actor.noise(200_000))

@@ -29,12 +29,21 @@ VARIANTS = sorted(path.stem for path in (ROOT / "variants").glob("*.py"))
 MAY_DIFFER = {
     "sac_value_network": {"Args", "Agent", "compute_td_target", "compute_qf_loss", "compute_actor_loss"}
     | {"compute_alpha_loss", "compute_qf_gradient", "update"},
-    "sac_recurrent": {"Args", "check_args", "make_env", "Actor", "TwinQNetwork", "Agent", "ReplayBuffer", "update"}
+    "sac_recurrent": {
+        "Args",
+        "check_args",
+        "make_env",
+        "NormalActor",
+        "TwinQNetwork",
+        "Agent",
+        "ReplayBuffer",
+        "update",
+    }
     | {"compute_td_target", "compute_actor_loss", "compute_qf_gradient", "compute_actor_gradient", "evaluate", "main"},
     "sac_rewards": {"Args", "check_args", "TwinQNetwork", "Agent", "compute_td_target", "compute_qf_loss"}
     | {"compute_actor_loss", "compute_qf_gradient", "update", "main"},
     "sac_ray": {"Args", "check_args", "RunningMeanStd", "main"},
-    "sac_crossq": {"Args", "Actor", "TwinQNetwork", "Agent", "compute_td_target", "compute_qf_loss", "main"}
+    "sac_crossq": {"Args", "NormalActor", "TwinQNetwork", "Agent", "compute_td_target", "compute_qf_loss", "main"}
     | {"compute_actor_loss", "compute_qf_gradient", "update"},
     "sac_pixels": {"Args", "check_args", "make_env", "Agent", "ReplayBuffer", "compute_td_target", "update"}
     | {"compute_qf_gradient", "compute_actor_gradient", "evaluate", "main"},

@@ -25,12 +25,13 @@ from utils.cross_play import (
 )
 from utils.elo import score_interval
 from utils.play import play_at_keyboard
-from utils.run import Run, describe, fail, load_model, name_actions, warn
+from utils.run import Limits, Run, describe, fail, load_model, name_actions, read_args, warn
 from utils.snapshot_pool import Snapshot, SnapshotPool
 from utils.team_env import Team, TeamEnv
 
 MakeGames = Callable[..., TeamEnv]
 AgentT = TypeVar("AgentT")
+ArgsT = TypeVar("ArgsT", bound=Any)
 
 
 def score_policies(
@@ -134,19 +135,25 @@ def report_table(folder: Path, table: CrossPlay, run: Run | None = None) -> None
 
 
 def load_policies(
-    folder: Path, flag: str, args: Any, make_env: MakeGames, make_agent: Callable[[Team, Any], AgentT]
-) -> tuple[dict[str, AgentT], dict[str, SnapshotPool]]:
-    """Agents and pools of a saved run with these arguments; exits with one sentence that names the flag.
+    args_class: type[ArgsT],
+    limits: Limits,
+    make_env: MakeGames,
+    make_agent: Callable[[Team, ArgsT], AgentT],
+    folder: Path,
+    flag: str,
+) -> tuple[dict[str, AgentT], dict[str, SnapshotPool], ArgsT]:
+    """Agents, pools and arguments of a saved run; exits with one sentence that names the flag.
 
     `make_env(args, num_games)` makes games, and `make_agent(team, args)` makes the agent of a behaviour.
     """
+    args = args_class(**read_args(args_class, folder, flag, limits))
     env = make_env(args, 1)
     agents = {team.behavior: make_agent(team, args) for team in env.teams}
     env.close()
     rule = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng()
     pools = {behavior: SnapshotPool(*rule) for behavior in agents}
     load_model(folder, {"agent": agents, "pool": pools}, flag)
-    return agents, pools
+    return agents, pools, args
 
 
 def evaluate_run(

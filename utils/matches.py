@@ -30,6 +30,16 @@ Observations = list[np.ndarray]
 CURRENT = Snapshot({}, step=0, rating=0.0, name="current")  # a behaviour as it is now: an ally, or the learner itself
 
 
+def check_opponents(args: Any) -> None:
+    """Checks the arguments that both self-play scripts have; exits with one sentence."""
+    if args.evaluate is None and (flags := [x for x in ("against", "play", "exploitability") if getattr(args, x)]):
+        fail(f"--{flags[0]} takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
+    if args.swap_steps and args.swaps_per_turn is not None:
+        fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
+    if args.scripted_share + args.current_share > 1.0:
+        fail("--scripted-share and --current-share take at most 1 together, and the rest is for the pool")
+
+
 def behavior_args(args: ArgsT, teams: Sequence[Team], names: str, limits: Limits) -> dict[str, ArgsT]:
     """The arguments of each behaviour: those of the run, with the changes of --behaviors.
 

@@ -691,9 +691,10 @@ class Run:
         """Stops the run if a number of these quantities is not finite, with the step and the quantity's name.
 
         Without a step, a quantity is a number, or an array whose first axis is time: its rows share the steps of the
-        iteration evenly.
+        iteration evenly. With a step it may be a list of arrays.
         """
         for name, values in quantities.items():
+            values = np.concatenate(values, axis=None) if isinstance(values, list) else values
             with np.errstate(over="ignore"):
                 rows = np.isfinite(np.atleast_1d(values).astype(np.float32))  # the networks take float32
             if not rows.all():

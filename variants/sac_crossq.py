@@ -22,7 +22,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,7 @@ class Args:
 
     # --- experiment ---
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
-    seed: int = 1  # seed of the networks, the exploration, the minibatches and the environments
+    seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
     compile: bool = True  # compile the update: starts some seconds later, and trains faster
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
@@ -264,7 +264,7 @@ class NormalizedNet(nn.Module):
         return self.linears[-1](x)
 
 
-class Actor(nn.Module):
+class NormalActor(nn.Module):
     """Normal policy, squashed by tanh; its mean and log standard deviation both depend on the observation."""
 
     def __init__(self, obs_dim: int, action_dim: int, warmup: int) -> None:
@@ -332,7 +332,7 @@ class Agent(nn.Module):
         self.norm_obs = args.norm_obs
         self.obs_rms = RunningMeanStd((obs_dim,))
         self.reward_scale = RewardScale()
-        self.actor = Actor(obs_dim, action_dim, args.renorm_warmup)
+        self.actor = NormalActor(obs_dim, action_dim, args.renorm_warmup)
         self.qf = TwinQNetwork(obs_dim, action_dim, args.renorm_warmup)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
 
@@ -364,13 +364,12 @@ class ReplayBuffer:
         self.total = 0  # transitions stored so far: transition i is in row i % capacity
         self.columns = {"rows": self.data}  # what checkpoints hold
 
-    def add(
-        self, obs: np.ndarray, actions: np.ndarray, rewards: np.ndarray, final_obs: np.ndarray, terminations: np.ndarray
-    ) -> None:
-        """Stores a batch: obs, final_obs (n, obs_dim), actions (n, action_dim), rewards, terminations (n,)."""
-        columns = (obs, actions, rewards[:, None], final_obs, terminations[:, None])
-        rows = torch.as_tensor(np.concatenate(columns, axis=1, dtype=np.float32), device=self.data.device)
-        self.data[torch.arange(self.total, self.total + len(rows), device=rows.device) % len(self.data)] = rows
+    def add(self, *columns: np.ndarray) -> None:
+        """Stores a batch: the columns that `sample` returns (n, ...)."""
+        flat = [column.reshape(len(column), -1) for column in columns]
+        rows = torch.as_tensor(np.concatenate(flat, axis=1, dtype=np.float32), device=self.data.device)
+        indices = torch.arange(self.total, self.total + len(rows), device=rows.device) % len(self.data)
+        self.data[indices] = rows
         self.total += len(rows)
 
     def sample(self, batch_size: int) -> tuple[Tensor, ...]:
@@ -386,7 +385,7 @@ class ReplayBuffer:
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a minibatch
+Batch = tuple[Tensor, ...]  # the columns of a batch
 
 
 def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -497,7 +496,7 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
 def compute_actor_gradient(
     agent: Agent, batch: Batch, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
-    """The gradients of the actor and, with --autotune, of the entropy coefficient; the critics get none."""
+    """The gradients of the actor and, with --autotune, of alpha; the critics get none."""
     actor_loss, log_prob, metrics = compute_actor_loss(agent, agent.normalize(batch[0]), noise)
     gradient, alpha_gradient = compute_gradient(actor_loss, agent.groups()["policy"]), None
     metrics["losses/actor_grad_norm"] = gradient.norm()
@@ -513,7 +512,7 @@ PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by 
 
 
 def update(
-    agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
+    agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
 ) -> Metrics:
     """Critics, and at every `--policy-frequency`-th round actor and entropy coefficient; `step` counts earlier ones."""
     (qf_gradient, actor_gradient), actions = gradients, batch[1]
@@ -563,15 +562,15 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
 # === Main =============================================================================================================
 
 
-def main(args: Args) -> None:
-    """Trains, or evaluates a trained model with --evaluate."""
+def main(args: Args) -> Path:
+    """Trains, or evaluates a trained model with --evaluate; returns the run folder."""
     prepare(args, LIMITS)
     check_args(args)
     if args.evaluate is not None:
         agent = Agent(make_envs(args, 1), args)
         load_model(args.evaluate, {"agent": agent})
         print(describe(evaluate(agent, args, args.evaluate, "evaluate")))
-        return
+        return args.evaluate
 
     # --- seeds and device ---
     random.seed(args.seed)
@@ -580,10 +579,11 @@ def main(args: Args) -> None:
     torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
-    # --- environments, agent, optimisers, storage ---
+    # --- environments, networks, storage ---
     envs = make_envs(args, args.num_envs)
     obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
-    total_steps = -(-args.total_timesteps // args.num_envs) * args.num_envs
+    stride = args.num_envs  # environment steps of an iteration
+    total_steps = -(-args.total_timesteps // stride) * stride
     agent = Agent(envs, args).to(device)
     learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
     optimizers = {name: Adam(group, learning_rates[name], 0.5, 0.999, 1e-8) for name, group in agent.groups().items()}
@@ -592,7 +592,7 @@ def main(args: Args) -> None:
 
     parts: dict[str, Any] = {"model": {"agent": agent}, "buffers": {"replay": buffer}}
     parts["rest"] = {"optimizer": optimizers, "counters": counters}
-    with Run(args, envs, total_steps, stride=args.num_envs, **parts) as run:
+    with Run(args, envs, total_steps, stride, **parts) as run:
         gradients = PLAIN
         if args.compile:
             batch = buffer.gather(torch.zeros(args.batch_size, dtype=torch.int64, device=device))
@@ -619,7 +619,7 @@ def main(args: Args) -> None:
                 actions = agent.act(obs, torch.randn((args.num_envs, action_dim), device=device))
             next_obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
             run.check(observation=np.concatenate([obs, final_obs], axis=-1)[None], reward=rewards[None])
-            global_step += args.num_envs  # now the number of steps after this iteration
+            global_step += stride  # now the number of steps after this iteration
 
             # store
             buffer.add(obs, actions, rewards, final_obs, terminations)
@@ -644,6 +644,7 @@ def main(args: Args) -> None:
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agent, args, run.folder, f"step-{global_step}"), global_step)
         run.log(evaluate(agent, args, run.folder, "final"), total_steps)
+    return run.folder
 
 
 if __name__ == "__main__":

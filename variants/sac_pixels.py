@@ -24,7 +24,7 @@ import math
 import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,7 @@ class Args:
 
     # --- experiment ---
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
-    seed: int = 1  # seed of the networks, the exploration, the minibatches and the environments
+    seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "continuous-control"  # W&B project
@@ -268,7 +268,7 @@ class Encoder(nn.Module):
         return self.head(self.convs(pictures.contiguous(memory_format=torch.channels_last)))  # faster on a CPU
 
 
-class Actor(nn.Module):
+class NormalActor(nn.Module):
     """Normal policy, squashed by tanh; its mean and log standard deviation both depend on the observation."""
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
@@ -321,7 +321,7 @@ class Agent(nn.Module):
         obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
         feature_dim = 50
         self.encoder = Encoder(args.encoder, obs_dim // args.frame_size**2, args.frame_size, feature_dim)
-        self.actor = Actor(feature_dim, action_dim)
+        self.actor = NormalActor(feature_dim, action_dim)
         self.qf = TwinQNetwork(feature_dim, action_dim)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
         self.encoder_target = copy.deepcopy(self.encoder).requires_grad_(False)
@@ -367,19 +367,12 @@ class ReplayBuffer:
         self.columns = {"frames": self.frames, "steps": self.steps, "back": self.back}  # what checkpoints hold
         self.newest = np.zeros(num_envs, dtype=np.int64)  # the row of each environment's newest picture
 
-    def add(
-        self,
-        obs: np.ndarray,
-        actions: np.ndarray,
-        rewards: np.ndarray,
-        final_obs: np.ndarray,
-        terminations: np.ndarray,
-        begins: np.ndarray,
-    ) -> None:
-        """Stores a step: obs, final_obs (num_envs, obs_dim), actions (num_envs, action_dim), rewards, terminations.
+    def add(self, begins: np.ndarray, *step: np.ndarray) -> None:
+        """Stores a step of all environments: the columns that `sample` returns, but (num_envs, ...).
 
         `begins` (num_envs,) is true where obs is the first of an episode: only there its picture is not stored yet.
         """
+        obs, actions, rewards, final_obs, terminations = step
         frame_dim, device = self.frames.shape[1], self.back.device
         frames = np.concatenate([obs[begins, -frame_dim:], final_obs[:, -frame_dim:]])
         firsts, steps = np.split(self.total + np.arange(len(frames)), [begins.sum()])  # rows
@@ -416,7 +409,7 @@ class ReplayBuffer:
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a minibatch
+Batch = tuple[Tensor, ...]  # the columns of a batch
 
 
 def shift(pictures: Tensor, places: Tensor, border: int) -> Tensor:
@@ -537,7 +530,7 @@ def compute_qf_gradient(
 def compute_actor_gradient(
     agent: Agent, features: Tensor, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
-    """The gradients of the actor and, with --autotune, of the entropy coefficient; critics and encoder get none."""
+    """The gradients of the actor and, with --autotune, of alpha; critics and encoder get none."""
     actor_loss, log_prob, metrics = compute_actor_loss(agent, features, noise)
     gradient, alpha_gradient = compute_gradient(actor_loss, agent.groups()["policy"]), None
     metrics["losses/actor_grad_norm"] = gradient.norm()
@@ -556,8 +549,8 @@ def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
         target_buffer.copy_(buffer)
 
 
-def update(agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int) -> Metrics:
-    """One round of Algorithm 1: critics, actor, entropy coefficient, targets; `step` is the number of earlier ones."""
+def update(agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, step: int) -> Metrics:
+    """One round of Algorithm 1: critics, actor, alpha, targets; `step` is the number of earlier ones."""
     actions = batch[1]
     places = torch.randint(2 * args.max_shift + 1, (2, len(actions), 2), device=actions.device)
     gradient, features, metrics = compute_qf_gradient(agent, batch, places, torch.randn_like(actions), args)
@@ -609,15 +602,15 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
 # === Main =============================================================================================================
 
 
-def main(args: Args) -> None:
-    """Trains, or evaluates a trained model with --evaluate."""
+def main(args: Args) -> Path:
+    """Trains, or evaluates a trained model with --evaluate; returns the run folder."""
     prepare(args, LIMITS)
     check_args(args)
     if args.evaluate is not None:
         agent = Agent(make_envs(args, 1), args)
         load_model(args.evaluate, {"agent": agent})
         print(describe(evaluate(agent, args, args.evaluate, "evaluate")))
-        return
+        return args.evaluate
 
     # --- seeds and device ---
     random.seed(args.seed)
@@ -626,10 +619,11 @@ def main(args: Args) -> None:
     torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
-    # --- environments, agent, optimisers, storage ---
+    # --- environments, networks, storage ---
     envs = make_envs(args, args.num_envs)
     obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
-    total_steps = -(-args.total_timesteps // args.num_envs) * args.num_envs
+    stride = args.num_envs  # environment steps of an iteration
+    total_steps = -(-args.total_timesteps // stride) * stride
     agent = Agent(envs, args).to(device)
     learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
     optimizers = {name: Adam(group, learning_rates[name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
@@ -638,7 +632,7 @@ def main(args: Args) -> None:
 
     parts: dict[str, Any] = {"model": {"agent": agent}, "buffers": {"replay": buffer}}
     parts["rest"] = {"optimizer": optimizers, "counters": counters}
-    with Run(args, envs, total_steps, stride=args.num_envs, **parts) as run:
+    with Run(args, envs, total_steps, stride, **parts) as run:
         # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
         # checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
@@ -656,10 +650,10 @@ def main(args: Args) -> None:
                 actions = agent.act(obs, torch.randn((args.num_envs, action_dim), device=device))
             next_obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
             run.check(observation=np.concatenate([obs, final_obs], axis=-1)[None], reward=rewards[None])
-            global_step += args.num_envs  # now the number of steps after this iteration
+            global_step += stride  # now the number of steps after this iteration
 
             # store
-            buffer.add(obs, actions, rewards, final_obs, terminations, begins)
+            buffer.add(begins, obs, actions, rewards, final_obs, terminations)
             run.record(rewards, terminations | truncations)
             obs, begins = next_obs, terminations | truncations
 
@@ -678,6 +672,7 @@ def main(args: Args) -> None:
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agent, args, run.folder, f"step-{global_step}"), global_step)
         run.log(evaluate(agent, args, run.folder, "final"), total_steps)
+    return run.folder
 
 
 if __name__ == "__main__":

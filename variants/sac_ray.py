@@ -51,7 +51,7 @@ class Args:
 
     # --- experiment ---
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
-    seed: int = 1  # seed of the networks, the exploration and the environments; runs are not reproducible
+    seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
     compile: bool = True  # compile the update: starts some seconds later, and trains faster
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
@@ -199,7 +199,7 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 
 
-class Actor(nn.Module):
+class NormalActor(nn.Module):
     """Normal policy, squashed by tanh; its mean and log standard deviation both depend on the observation."""
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
@@ -252,7 +252,7 @@ class Agent(nn.Module):
         obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
         self.norm_obs = args.norm_obs
         self.obs_rms = RunningMeanStd((obs_dim,))
-        self.actor = Actor(obs_dim, action_dim)
+        self.actor = NormalActor(obs_dim, action_dim)
         self.qf = TwinQNetwork(obs_dim, action_dim)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
         self.qf_target = copy.deepcopy(self.qf).requires_grad_(False)
@@ -285,13 +285,12 @@ class ReplayBuffer:
         self.total = 0  # transitions stored so far: transition i is in row i % capacity
         self.columns = {"rows": self.data}  # what checkpoints hold
 
-    def add(
-        self, obs: np.ndarray, actions: np.ndarray, rewards: np.ndarray, final_obs: np.ndarray, terminations: np.ndarray
-    ) -> None:
-        """Stores a batch: obs, final_obs (n, obs_dim), actions (n, action_dim), rewards, terminations (n,)."""
-        columns = (obs, actions, rewards[:, None], final_obs, terminations[:, None])
-        rows = torch.as_tensor(np.concatenate(columns, axis=1, dtype=np.float32), device=self.data.device)
-        self.data[torch.arange(self.total, self.total + len(rows), device=rows.device) % len(self.data)] = rows
+    def add(self, *columns: np.ndarray) -> None:
+        """Stores a batch: the columns that `sample` returns (n, ...)."""
+        flat = [column.reshape(len(column), -1) for column in columns]
+        rows = torch.as_tensor(np.concatenate(flat, axis=1, dtype=np.float32), device=self.data.device)
+        indices = torch.arange(self.total, self.total + len(rows), device=rows.device) % len(self.data)
+        self.data[indices] = rows
         self.total += len(rows)
 
     def sample(self, batch_size: int) -> tuple[Tensor, ...]:
@@ -325,7 +324,7 @@ class ParameterServer:
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a minibatch
+Batch = tuple[Tensor, ...]  # the columns of a batch
 
 
 def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -426,7 +425,7 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
 def compute_actor_gradient(
     agent: Agent, batch: Batch, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
-    """The gradients of the actor and, with --autotune, of the entropy coefficient; the critics get none."""
+    """The gradients of the actor and, with --autotune, of alpha; the critics get none."""
     actor_loss, log_prob, metrics = compute_actor_loss(agent, agent.normalize(batch[0]), noise)
     gradient, alpha_gradient = compute_gradient(actor_loss, agent.groups()["policy"]), None
     metrics["losses/actor_grad_norm"] = gradient.norm()
@@ -450,9 +449,9 @@ PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by 
 
 
 def update(
-    agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
+    agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics, actor, entropy coefficient, targets; `step` is the number of earlier ones."""
+    """One round of Algorithm 1: critics, actor, alpha, targets; `step` is the number of earlier ones."""
     (qf_gradient, actor_gradient), actions = gradients, batch[1]
     gradient, metrics = qf_gradient(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)
@@ -669,15 +668,15 @@ class Exchange:
 # === Main =============================================================================================================
 
 
-def main(args: Args) -> None:
-    """Trains, or evaluates a trained model with --evaluate."""
+def main(args: Args) -> Path:
+    """Trains, or evaluates a trained model with --evaluate; returns the run folder."""
     prepare(args, LIMITS)
     check_args(args)
     if args.evaluate is not None:
         agent = Agent(make_envs(args, 1), args)
         load_model(args.evaluate, {"agent": agent})
         print(describe(evaluate(agent, args, args.evaluate, "evaluate")))
-        return
+        return args.evaluate
 
     # --- seeds and device ---
     random.seed(args.seed)
@@ -686,7 +685,7 @@ def main(args: Args) -> None:
     torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
-    # --- environments, agent, optimisers, storage ---
+    # --- environments, networks, storage ---
     envs = make_envs(args, 1)  # only for its spaces
     obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
     stride = args.num_envs * args.rollout_steps
@@ -744,6 +743,7 @@ def main(args: Args) -> None:
                 exchange.begin_evaluation(global_step)
         exchange.log_evaluations(may_wait=0)
         run.log(evaluate(agent, args, run.folder, "final"), total_steps)
+    return run.folder
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,7 @@ class Args:
 
     # --- experiment ---
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
-    seed: int = 1  # seed of the networks, the exploration, the minibatches and the environments
+    seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "continuous-control"  # W&B project
@@ -265,7 +265,7 @@ class Memory(nn.Module):
         return features[places, rows].flatten(0, 1), features[places + 1, rows].flatten(0, 1)
 
 
-class Actor(nn.Module):
+class NormalActor(nn.Module):
     """Normal policy, squashed by tanh; its mean and log standard deviation both depend on the memory's features."""
 
     def __init__(self, feature_dim: int, action_dim: int, hidden_size: int) -> None:
@@ -320,7 +320,7 @@ class Agent(nn.Module):
         self.obs_rms = RunningMeanStd((obs_dim,))
         self.actor_memory = Memory(args.memory, obs_dim + action_dim + 1, args.hidden_size)
         self.qf_memory = Memory(args.memory, obs_dim + action_dim + 1, args.hidden_size)
-        self.actor = Actor(self.actor_memory.feature_dim, action_dim, args.hidden_size)
+        self.actor = NormalActor(self.actor_memory.feature_dim, action_dim, args.hidden_size)
         self.qf = TwinQNetwork(self.qf_memory.feature_dim, action_dim, args.hidden_size)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
         self.qf_target = copy.deepcopy(self.qf).requires_grad_(False)
@@ -385,22 +385,10 @@ class ReplayBuffer:
         self.total = 0  # rows stored so far: row i is at i % len(data)
         self.columns = {"rows": self.data}  # what checkpoints hold
 
-    def add(
-        self,
-        obs: np.ndarray,
-        actions: np.ndarray,
-        rewards: np.ndarray,
-        final_obs: np.ndarray,
-        terminations: np.ndarray,
-        memory: np.ndarray,
-    ) -> None:
-        """Stores a step: obs, final_obs (num_envs, obs_dim), actions (num_envs, action_dim), rewards, terminations.
-
-        Of `memory` (num_envs, ...), which the step was acted with, the first `memory_dim` columns are stored.
-        """
-        memory = memory[:, : self.widths[-1]]
-        columns = (obs, actions, rewards[:, None], final_obs, terminations[:, None], memory)
-        row = torch.as_tensor(np.concatenate(columns, axis=1, dtype=np.float32), device=self.data.device)
+    def add(self, *columns: np.ndarray) -> None:
+        """Stores a step of all environments: the columns that `sample` returns, but (num_envs, ...)."""
+        flat = [column.reshape(len(column), -1) for column in columns]
+        row = torch.as_tensor(np.concatenate(flat, axis=1, dtype=np.float32), device=self.data.device)
         self.data[self.total % len(self.data)] = row
         self.total += 1
 
@@ -420,7 +408,8 @@ class ReplayBuffer:
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a minibatch, (sequence_length, batch_size, ...)
+Batch = tuple[Tensor, ...]  # the columns of a batch, (sequence_length, batch_size, ...)
+Sequences = tuple[tuple[Any, ...], tuple[Any, ...]]  # the arguments of the actor's memory, and of the critics'
 
 
 def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -437,18 +426,11 @@ def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor
 
 @torch.no_grad()
 def compute_td_target(
-    agent: Agent,
-    rewards: Tensor,
-    features: Tensor,
-    qf_features: Tensor,
-    terminations: Tensor,
-    noise: Tensor,
-    args: Args,
+    agent: Agent, rewards: Tensor, sequences: Sequences, terminations: Tensor, noise: Tensor, args: Args
 ) -> Tensor:
-    """The critics' regression target (batch_size,): reward plus discounted soft value of the next state (eq. 2, 3).
-
-    The next state is the features of the actor's memory and those of the target critics' memory.
-    """
+    """The critics' regression target (batch_size,): reward plus discounted soft value of the next state (eq. 2, 3)."""
+    _, features = agent.actor_memory(*sequences[0])
+    _, qf_features = agent.qf_target_memory(*sequences[1])
     mean, log_std = agent.actor(features)
     next_actions, next_log_prob = sample_actions(mean, log_std, noise)
     next_values = agent.qf_target(qf_features, next_actions).amin(0) - agent.log_alpha.exp() * next_log_prob
@@ -518,25 +500,23 @@ def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor
     return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(parameters))])
 
 
-def make_sequences(agent: Agent, batch: Batch, args: Args) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
-    """The arguments of all memories for a batch, and the stored states of the actor's and the critics' if there are."""
+def make_sequences(agent: Agent, batch: Batch, args: Args) -> Sequences:
+    """What the memories go over (`Memory.forward`); without --stored-state they begin with zeros."""
     obs, actions, rewards, next_obs, _, memory = batch
     past = memory[..., : agent.carried_dim]
     inputs, next_inputs = agent.inputs(obs, past[..., 1:-1], past[..., -1]), agent.inputs(next_obs, actions, rewards)
-    states = memory[0, :, agent.carried_dim :].chunk(2, dim=1) if args.stored_state else (None, None)
-    return (inputs, next_inputs, past[..., 0] == 0.0, args.burn_in), states
+    state, qf_state = memory[0, :, agent.carried_dim :].chunk(2, dim=1) if args.stored_state else (None, None)
+    steps = inputs, next_inputs, past[..., 0] == 0.0, args.burn_in
+    return (*steps, state), (*steps, qf_state)
 
 
 def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tuple[Tensor, Metrics]:
     """The gradient of the critics and their memory on a batch (`ReplayBuffer.sample`)."""
-    sequences, (state, qf_state) = make_sequences(agent, batch, args)
+    sequences = make_sequences(agent, batch, args)
     _, actions, rewards, _, terminations, _ = (x[args.burn_in :].flatten(0, 1) for x in batch)
-    with torch.no_grad():
-        _, next_features = agent.actor_memory(*sequences, state)
-        _, next_qf_features = agent.qf_target_memory(*sequences, qf_state)
     noise = noise[args.burn_in :].flatten(0, 1)
-    td_target = compute_td_target(agent, rewards, next_features, next_qf_features, terminations, noise, args)
-    qf_features, _ = agent.qf_memory(*sequences, qf_state)
+    td_target = compute_td_target(agent, rewards, sequences, terminations, noise, args)
+    qf_features, _ = agent.qf_memory(*sequences[1])
     loss, metrics = compute_qf_loss(agent, qf_features, actions, td_target)
     gradient = compute_gradient(loss, agent.groups()["q"])
     metrics["losses/qf_grad_norm"] = gradient.norm()
@@ -546,11 +526,11 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
 def compute_actor_gradient(
     agent: Agent, batch: Batch, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
-    """The gradients of the actor with its memory and, with --autotune, of the entropy coefficient."""
-    sequences, (state, qf_state) = make_sequences(agent, batch, args)
-    features, _ = agent.actor_memory(*sequences, state)
+    """The gradients of the actor with its memory and, with --autotune, of alpha."""
+    sequences = make_sequences(agent, batch, args)
+    features, _ = agent.actor_memory(*sequences[0])
     with torch.no_grad():
-        qf_features, _ = agent.qf_memory(*sequences, qf_state)
+        qf_features, _ = agent.qf_memory(*sequences[1])
     noise = noise[args.burn_in :].flatten(0, 1)
     actor_loss, log_prob, metrics = compute_actor_loss(agent, features, qf_features, noise)
     gradient, alpha_gradient = compute_gradient(actor_loss, agent.groups()["policy"]), None
@@ -570,8 +550,8 @@ def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
         target_buffer.copy_(buffer)
 
 
-def update(agent: Agent, optimizers: Mapping[str, Adam], batch: Batch, args: Args, step: int) -> Metrics:
-    """One round of Algorithm 1: critics, actor, entropy coefficient, targets; `step` is the number of earlier ones."""
+def update(agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, step: int) -> Metrics:
+    """One round of Algorithm 1: critics, actor, alpha, targets; `step` is the number of earlier ones."""
     actions = batch[1]
     gradient, metrics = compute_qf_gradient(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)
@@ -624,15 +604,15 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
 # === Main =============================================================================================================
 
 
-def main(args: Args) -> None:
-    """Trains, or evaluates a trained model with --evaluate."""
+def main(args: Args) -> Path:
+    """Trains, or evaluates a trained model with --evaluate; returns the run folder."""
     prepare(args, LIMITS)
     check_args(args)
     if args.evaluate is not None:
         agent = Agent(make_envs(args, 1), args)
         load_model(args.evaluate, {"agent": agent})
         print(describe(evaluate(agent, args, args.evaluate, "evaluate")))
-        return
+        return args.evaluate
 
     # --- seeds and device ---
     random.seed(args.seed)
@@ -641,10 +621,11 @@ def main(args: Args) -> None:
     torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
-    # --- environments, agent, optimisers, storage ---
+    # --- environments, networks, storage ---
     envs = make_envs(args, args.num_envs)
     obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
-    total_steps = -(-args.total_timesteps // args.num_envs) * args.num_envs
+    stride = args.num_envs  # environment steps of an iteration
+    total_steps = -(-args.total_timesteps // stride) * stride
     agent = Agent(envs, args).to(device)
     learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
     optimizers = {name: Adam(group, learning_rates[name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
@@ -654,7 +635,7 @@ def main(args: Args) -> None:
 
     parts: dict[str, Any] = {"model": {"agent": agent}, "buffers": {"replay": buffer}}
     parts["rest"] = {"optimizer": optimizers, "counters": counters}
-    with Run(args, envs, total_steps, stride=args.num_envs, **parts) as run:
+    with Run(args, envs, total_steps, stride, **parts) as run:
         # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
         # checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
@@ -673,10 +654,10 @@ def main(args: Args) -> None:
                 actions = 2.0 * torch.rand((args.num_envs, action_dim)).numpy() - 1.0
             next_obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
             run.check(observation=np.concatenate([obs, final_obs], axis=-1)[None], reward=rewards[None])
-            global_step += args.num_envs  # now the number of steps after this iteration
+            global_step += stride  # now the number of steps after this iteration
 
             # store
-            buffer.add(obs, actions, rewards, final_obs, terminations, memory)
+            buffer.add(obs, actions, rewards, final_obs, terminations, memory[:, :memory_dim])
             run.record(rewards, terminations | truncations)
             obs, memory = next_obs, remember(actions, rewards, state, terminations | truncations)
 
@@ -695,6 +676,7 @@ def main(args: Args) -> None:
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agent, args, run.folder, f"step-{global_step}"), global_step)
         run.log(evaluate(agent, args, run.folder, "final"), total_steps)
+    return run.folder
 
 
 if __name__ == "__main__":
