@@ -451,7 +451,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
     """
     args = args if args.vectorization == "native" else replace(args, vectorization="sync")
     envs = make_envs(args, args.eval_episodes, folder / "videos" / name if args.capture_video else None)
-    obs, _ = envs.reset(seed=1_000_000 + args.seed * args.eval_episodes)
+    obs, _ = envs.reset(seed=(1_000_000 + args.seed * args.eval_episodes) % 2**31)
     act, returns, lengths = agent.policy(), np.zeros(args.eval_episodes), np.zeros(args.eval_episodes)
     running = np.ones(args.eval_episodes, dtype=bool)
     for _ in range(MAX_EPISODE_STEPS):

@@ -597,7 +597,7 @@ def main(args: Args) -> Path:
                 rollout.valid[t] = matches.of_learner(env.alive)
                 rollout.actions[t] = agent.act(rollout.obs[t], masks, noise[t])
                 result = env.step(matches.all_actions(env, agents, obs, rollout.actions[t]))
-                cut = matches.cut_games(result)  # so that the first games after a reset do not run in lockstep
+                result, cut = matches.cut_games(result)  # so that the first games after a reset do not run in lockstep
                 step = global_step + (t + 1) * args.num_games
                 run.check(step, observation=[*result.obs, *result.final_obs], reward=result.rewards)
 

@@ -158,13 +158,6 @@ PER_BEHAVIOR = "batch_size learning_starts updates_per_step gamma tau policy_fre
 PER_BEHAVIOR += "anneal_lr alpha autotune target_entropy_scale discrete_target_entropy_scale team_change"
 
 
-def check_args(args: Args) -> None:
-    """Checks what limits cannot express; exits with one sentence."""
-    if args.buffer_size < args.num_games:
-        fail(f"--buffer-size takes at least --num-games, {args.num_games}, not {args.buffer_size}")
-    check_opponents(args)
-
-
 # === Environments =====================================================================================================
 
 
@@ -394,7 +387,7 @@ class ReplayBuffer:
         # drawn from: old transitions that `leave_out` has kept and that are still stored | all new ones since then
         capacity, device, eligible = len(self.data), self.data.device, self.find_eligible()
         num_new = min(self.total - self.window["refreshed_at"], capacity)  # all of these are eligible
-        num_gone = int(torch.searchsorted(eligible, self.total - capacity))
+        num_gone = int(torch.searchsorted(eligible, self.total - capacity)) if len(eligible) else 0
         num_old = len(eligible) - num_gone
         draws = torch.randint(num_old + num_new, (batch_size,), device=device)
         stored = self.total - num_new + draws - num_old
@@ -626,7 +619,7 @@ def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bo
 def main(args: Args) -> Path:
     """Trains, or evaluates a trained model with --evaluate; returns the run folder."""
     prepare(args, LIMITS)
-    check_args(args)
+    check_opponents(args)
     if args.evaluate is not None:
         evaluate_run(args, make_env, load_run, main)
         return args.evaluate
@@ -642,6 +635,8 @@ def main(args: Args) -> Path:
     if args.capture_video:
         make_env(args, 1, render=True).close()  # a game that cannot be rendered is better known now than at the end
     env = make_env(args, args.num_games)
+    if args.buffer_size < (rows := args.num_games * max(len(team.agents) for team in env.teams)):
+        fail(f"--buffer-size takes at least a step of a team in all games, {rows} transitions, not {args.buffer_size}")
     print(describe_teams(env))
     all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)
     stride = args.num_games  # environment steps of an iteration
@@ -694,7 +689,7 @@ def main(args: Args) -> Path:
             else:
                 actions = agent.act(learner_obs, masks, agent.actor.noise(len(learner_obs)))
             result = env.step(matches.all_actions(env, agents, obs, actions))
-            cut = matches.cut_games(result)  # so that the first games after a reset do not run in lockstep
+            result, cut = matches.cut_games(result)  # so that the first games after a reset do not run in lockstep
             global_step += stride  # now the number of steps after this iteration
             run.check(global_step, observation=[*result.obs, *result.final_obs], reward=result.rewards)
             game_steps[learner] += args.num_games

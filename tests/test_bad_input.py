@@ -130,6 +130,9 @@ def test_native_environments_that_reset_in_the_next_step(
     stderr = run(script, capsys, "--env-id", env_id, "--vectorization", "native")
     takes = "--vectorization native takes the autoreset modes SAME_STEP and DISABLED"
     assert stderr == f"error: {takes}, and {env_id} has NEXT_STEP\n"
+    env_id = "toy_envs:CountingUnknown-v0"
+    stderr = run(script, capsys, "--env-id", env_id, "--vectorization", "native")
+    assert stderr == f"error: {takes}, and {env_id} has metadata['autoreset_mode'] = None\n"
 
 
 def test_videos_that_cannot_be_made(script: ModuleType, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

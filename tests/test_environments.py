@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import Train
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from toy_envs import LENGTH, Nested, make_vector
+from toy_envs import LENGTH, Counting, Nested, make_vector
 
 import ppo_continuous
 import sac_continuous
@@ -30,9 +30,20 @@ def expected_transitions(num_steps: int) -> list[tuple[float, ...]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_native_environments_may_reuse_their_arrays(mode: AutoresetMode) -> None:
+    """What a step returns is not changed by the next one: else a replay buffer would hold s' in the place of s."""
+    envs = TaskEnvs(partial(SyncVectorEnv, [Counting] * 2, copy=False, autoreset_mode=mode), "Counting", copies=True)
+    obs, _ = envs.reset(seed=0)
+    for step in range(LENGTH + 1):
+        before, (next_obs, *_) = obs.copy(), envs.step(np.zeros((2, 1), dtype=np.float32))
+        np.testing.assert_array_equal(obs, before, err_msg=f"step {step}")
+        obs = next_obs
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_step_envs(script: ModuleType, mode: AutoresetMode) -> None:
     """The observation to act on and the final observation, over an episode's end."""
-    envs = TaskEnvs(partial(make_vector, mode, 2), "Counting")
+    envs = TaskEnvs(partial(make_vector, mode, 2), "Counting", copies=False)
     obs, _ = envs.reset(seed=0)
     for step in range(1, LENGTH + 1):
         obs, final_obs, _, terminations, truncations = script.step_envs(envs, np.zeros((2, 1), dtype=np.float32))

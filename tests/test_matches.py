@@ -16,7 +16,7 @@ from scipy.stats import chisquare
 from torch import Tensor, nn
 from toy_policies import NUM_BITS, OBS_DIM, Mirror, ToyAgent, make_pool
 
-from utils.matches import Matches
+from utils.matches import CURRENT, Matches
 from utils.policy_stack import PolicyStack
 from utils.snapshot_pool import Snapshot, SnapshotPool
 from utils.team_env import Team
@@ -154,6 +154,18 @@ def test_three_opponents_keep_their_places() -> None:
         matches.next_game(0)
         assert matches.opponents[0] == expected
         check_seats(matches)
+
+
+def test_a_learner_that_changes_seats_with_its_own_side() -> None:
+    """Two teams of each side share a behaviour, and opponents are kept: the learner and its team-mate change places."""
+    layout = (("a", "red"), ("b", "red"), ("c", "blue"), ("d", "blue"))
+    teams = tuple(Team(name, "disc", (name,), OBS_DIM, 2, (), side) for name, side in layout)
+    matches = Matches(teams, 1, {"disc": make_pool(5, 0.0, seed=0, marks=3)}, swap_steps=10**9)
+    c, d = matches.opponents[0][2:]
+    assert matches.opponents[0] == [None, CURRENT, c, d]
+    matches.next_game(0)
+    assert matches.learner_team.tolist() == [1]
+    assert matches.opponents[0] == [CURRENT, None, c, d]
 
 
 @pytest.mark.parametrize("swap_steps", [0, 10**9])
@@ -341,8 +353,16 @@ def test_the_oldest_opponent_of_each_game() -> None:
     a, b, c = matches.pools["disc"].snapshots
     matches.opponents = [[None, b, c], [c, None, a]]
     assert matches.opponent_steps().tolist() == [1, 0]
-    matches.rivals["disc"].snapshots.rotate(1)  # as with the pools of several saved runs: the oldest is not the first
+    assert matches.oldest_opponent() == a.step
+    matches.pools["disc"].add({"mark": torch.tensor(9.0)}, 9, 1200.0)
+    matches.pools["disc"].snapshots.popleft()
+    assert matches.oldest_opponent() == b.step
+    rivals = {"disc": make_pool(5, 0.0, seed=0, marks=2)}  # of --opponents: they never leave, and have no age
+    matches = make_matches(TRIO, 2, rivals=rivals)
+    rivals["disc"].snapshots[0].step = 7
     assert matches.oldest_opponent() == 0
+    matches.finish(0, np.zeros(3))
+    assert "selfplay/opponent_age" not in matches.metrics()
 
 
 # --- who acts where ---

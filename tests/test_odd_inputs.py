@@ -241,9 +241,13 @@ class Odd(gym.Env[np.ndarray, np.ndarray]):
     """Three steps; `kind` says what is odd."""
 
     action_space = Box(-1.0, 1.0, (1,))
+    made = 0
 
     def __init__(self, kind: str = "", size: int = 2) -> None:  # "shape": observations of another one
-        self.kind, self.size, self.step_count = kind, size, 0
+        Odd.made += 1
+        if kind == "made" and Odd.made > 2:
+            raise MemoryError("no more of these")
+        self.kind, self.size, self.step_count, self.resets = kind, size, 0, 0
         self.observation_space = Box(-1.0, 1.0, (size,))
         if kind == "no action":
             self.action_space = Box(-1.0, 1.0, (0,))
@@ -252,8 +256,11 @@ class Odd(gym.Env[np.ndarray, np.ndarray]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Zeros."""
-        self.step_count = 0
-        return np.zeros(self.size, np.float32), {}
+        self.step_count, self.resets = 0, self.resets + 1
+        if seed is not None and seed >= 2**32:
+            raise ValueError("as NumPy's RandomState and others do")
+        infos = {"goals": np.zeros((self.size + id(self) % 7, self.resets))} if self.kind == "infos" else {}
+        return np.zeros(self.size, np.float32), infos
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
         """A reward in an array."""
@@ -272,12 +279,49 @@ class Odd(gym.Env[np.ndarray, np.ndarray]):
 gym.register("OddInput-v0", entry_point="test_odd_inputs:Odd")
 
 
-@pytest.mark.parametrize("kind", ["array", "close"])
-def test_odd_tasks(script: ModuleType, train: Train, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rewards that are arrays of one number count as numbers; a failure in `close` is a warning."""
-    folder = train(script, env_id="OddInput-v0", env_kwargs=json.dumps({"kind": kind}))
+@pytest.mark.parametrize(
+    ("kind", "vectorization"), [("array", "sync"), ("close", "sync"), ("infos", "sync"), ("infos", "async")]
+)
+def test_odd_tasks(
+    script: ModuleType, train: Train, kind: str, vectorization: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rewards that are arrays of one number are numbers; a failure in `close` is a warning; infos may have any shape.
+
+    And the seeds of evaluations stay below 2**32 with the largest --seed, too.
+    """
+    task = {"env_id": "OddInput-v0", "env_kwargs": json.dumps({"kind": kind}), "vectorization": vectorization}
+    folder = train(script, **task, num_envs=2, seed=2**31)
     assert (folder / "model.pt").exists()
     assert "return 3.00 +/- 0.00" in capsys.readouterr().out
+
+
+def test_an_evaluation_whose_environments_cannot_be_made(
+    script: ModuleType,
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A fault of the task in the middle of a run: one sentence, status 1, and what has been learned is saved."""
+    monkeypatch.setattr(Odd, "made", 0)
+    with pytest.raises(SystemExit) as exit_info:
+        train(script, env_id="OddInput-v0", env_kwargs='{"kind": "made"}', num_envs=2, eval_freq=64)
+    assert exit_info.value.code == 1
+    failed = r"failed after step \d+: OddInput-v0 cannot be made: .*no more of these"
+    assert re.search(f"error: --env-id OddInput-v0 {failed}", capsys.readouterr().err)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "model.pt").exists()
+
+
+def test_a_process_that_dies(
+    script: ModuleType, train: Train, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The process of an environment that ends without a word is named."""
+    monkeypatch.setattr(Odd, "step", lambda self, action: os._exit(3))
+    with pytest.raises(SystemExit) as exit_info:
+        train(script, env_id="OddInput-v0", num_envs=2, vectorization="async")
+    assert exit_info.value.code == 1
+    assert re.search(r"failed after step 0: environment [01]: its process has died$", capfd.readouterr().err, re.M)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

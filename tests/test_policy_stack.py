@@ -62,6 +62,13 @@ def test_a_stack_acts_as_its_policies_one_by_one(counts: list[int], block: int) 
             np.testing.assert_allclose(actions[i], row[0].detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_weights_from_a_file_act_on_the_device_of_the_agent() -> None:
+    """Saved snapshots are on the CPU, and the agent of a resumed run on its GPU; the device meta takes its place."""
+    weights = {name: value for name, value in Small().state_dict().items() if not name.startswith("value")}
+    stack = PolicyStack(Small().to("meta"), [weights, weights])
+    assert {value.device.type for value in stack.weights.values()} == {"meta"}
+
+
 @given(
     counts=st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any),
     block=st.integers(1, 8),

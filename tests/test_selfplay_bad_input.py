@@ -17,6 +17,7 @@ import pytest
 import torch
 from conftest import Train
 
+import sac_selfplay
 from utils import run as run_module
 from utils.run import parse_args, read_file
 
@@ -121,6 +122,21 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with nothing in it."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_a_buffer_smaller_than_a_step(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two pursuers in each of eight games are sixteen transitions."""
+    words = ["--env-id", "pursuit", "--num-games", "8", "--buffer-size", "15"]
+    assert "--buffer-size takes at least a step of a team in all games, 16" in run(sac_selfplay, capsys, *words)
+
+
+def test_one_purpose_of_an_evaluation(selfplay: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """A best response is trained against the run, and against nobody else."""
+    args = selfplay.Args(evaluate=Path("runs/a"), against="charge", exploitability=1000)
+    with pytest.raises(SystemExit) as exit_info:
+        selfplay.main(args)
+    assert exit_info.value.code == 2
+    assert capsys.readouterr().err == "error: --against takes the place of --exploitability: give one of the two\n"
 
 
 @pytest.mark.slow

@@ -282,6 +282,7 @@ def test_a_vectorised_game_by_its_name() -> None:
         ("Auction", "step exit", "cannot be made: SystemExit: 0"),
         ("Auction", "scores", r"scores of step must give arrays of .*\(2, 2\).*, not .*\(2,\)"),
         ("Auction", "actions", "scripted_actions of random must give arrays of"),
+        ("Auction", "restart", "restart must give arrays of"),
         ("not_a_game", None, "a TeamEnv has num_games, teams, .*, and this object has not"),
         (
             "nobody",
@@ -304,6 +305,7 @@ def test_a_vectorised_game_is_checked_when_it_is_made(name: str, fault: str | No
     [
         ("late exit", "step of Auction: SystemExit: 0"),
         ("late nan", "step of Auction: the scores of games that are over must be numbers, not"),
+        ("late restart", "restart of Auction: SystemExit: 1"),
     ],
 )
 def test_a_vectorised_game_that_breaks_down_later(fault: str, message: str) -> None:
@@ -313,7 +315,7 @@ def test_a_vectorised_game_that_breaks_down_later(fault: str, message: str) -> N
     for _ in range(3 if fault == "late exit" else 5):
         env.step(random_actions(env))
     with pytest.raises(TaskError, match=f"^{message}"):
-        env.step(random_actions(env))
+        env.restart(np.array([1])) if fault == "late restart" else env.step(random_actions(env))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -586,6 +588,19 @@ def test_masks_from_info() -> None:
     assert masks() == [[1, 1, 1], [1, 1, 1, 1, 1]]
     env.step(random_actions(env))
     assert masks() == [[0, 1, 1], [0, 1, 1, 0, 1]]  # of the next game
+
+
+def test_masks_of_a_restarted_game() -> None:
+    """Who waits for their turn in the new game has one legal action, whatever was legal in the old one."""
+    env = make_team_env("pettingzoo.classic.tictactoe_v3", 2)
+    env.reset(0)
+    first = [None if mask is None else mask.copy() for mask in env.action_masks]
+    for games in ([1], [0, 1]):
+        env.step([env.scripted_actions("random", team) for team in range(2)])
+        restart: Any = env.restart  # type: ignore[attr-defined]
+        restart(np.array(games))
+        for mask, expected in zip(env.action_masks, first, strict=True):
+            np.testing.assert_array_equal(mask[games], expected[games])  # type: ignore[index]
 
 
 # --- who wins ---

@@ -175,7 +175,7 @@ def test_first_games_are_cut_at_different_steps() -> None:
         for step in range(1, 8):
             result = env.step([np.zeros((8, 1, 2), dtype=np.float32)] * 2)
             assert not result.over.any()
-            cut = matches.cut_games(result)
+            result, cut = matches.cut_games(result)
             assert all((truncations[:, 0] == cut).all() for truncations in result.truncations)
             matches.finish_games(env, result, cut)
             assert (env.time[cut] == 0).all()
@@ -196,7 +196,7 @@ def test_a_game_that_ends_when_its_cut_is_due_is_not_cut() -> None:
     for step in range(1, 4):
         result = env.step([np.zeros((8, 1, 2), dtype=np.float32)] * 2)
         result.over[3] = step == 3
-        cut = matches.cut_games(result)
+        result, cut = matches.cut_games(result)
         assert cut.nonzero()[0].tolist() == ([] if step == 3 else [step])
         matches.finish_games(env, result, cut)
     assert not any(truncations[3].any() for truncations in result.truncations)

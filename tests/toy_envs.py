@@ -97,9 +97,12 @@ def refuse(error: type[BaseException]) -> gym.Env:
     raise error("no such file: terrain.xml")
 
 
-def make_vector(mode: AutoresetMode, num_envs: int) -> VectorEnv:
-    """A vector environment as a task with its own `vector_entry_point` would bring it."""
-    return SyncVectorEnv([Counting] * num_envs, autoreset_mode=mode)
+def make_vector(mode: AutoresetMode | None, num_envs: int) -> VectorEnv:
+    """A vector environment as a task with its own `vector_entry_point` would bring it; None: of no known mode."""
+    envs = SyncVectorEnv([Counting] * num_envs, autoreset_mode=mode or AutoresetMode.SAME_STEP)
+    if mode is None:
+        envs.metadata = {}
+    return envs
 
 
 gym.register("Counting-v0", entry_point="toy_envs:Counting")
@@ -113,6 +116,7 @@ for error in (ValueError, FileNotFoundError, AttributeError, SystemExit, BaseExc
 for autoreset_mode in AutoresetMode:
     creator = partial(make_vector, autoreset_mode)  # takes num_envs, as `gym.make_vec` passes it
     gym.register(f"Counting{autoreset_mode.value}-v0", vector_entry_point=creator)
+gym.register("CountingUnknown-v0", vector_entry_point=partial(make_vector, None))
 
 
 FAULTS = {"step": ZeroDivisionError, "exit": SystemExit, "panic": BaseException}  # raised inside `step`

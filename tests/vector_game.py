@@ -24,6 +24,8 @@ class Auction:
         self.action_masks: list[np.ndarray | None] = [None] * (1 if fault == "masks" else 2)
         if fault == "alive":
             self.alive = self.alive[:1]
+        if "restart" in fault:
+            self.restart = self.broken_restart
         if fault == "mask shape":
             self.action_masks[1] = np.ones((num_games, 1, 7), dtype=bool)
 
@@ -40,6 +42,12 @@ class Auction:
         self.round, self.totals = np.zeros(self.num_games), np.zeros((self.num_games, 2))
         obs = self.observe()
         return [obs[0][..., :1], obs[1]] if self.fault == "obs" else obs
+
+    def broken_restart(self, games: np.ndarray) -> list[np.ndarray]:
+        """Begins no game."""
+        if self.games > 0:
+            raise SystemExit(1)
+        return self.observe()[: 2 if self.fault == "late restart" else 1]
 
     def step(self, actions: list[np.ndarray]) -> TeamStep:
         """Takes the bids."""

@@ -27,7 +27,7 @@ def record_demonstrations(folder: Path, num_episodes: int, seed: int) -> None:
     envs = script.make_envs(args, num_episodes)
     agent = script.Agent(envs, args)
     load_model(folder, {"agent": agent}, "record-demonstrations")
-    obs, _ = envs.reset(seed=2_000_000 + seed * num_episodes)
+    obs, _ = envs.reset(seed=(2_000_000 + seed * num_episodes) % 2**31)
     running, columns = np.ones(num_episodes, dtype=bool), list[list[np.ndarray]]()
     returns = np.zeros(num_episodes)
     for _ in range(MAX_EPISODE_STEPS):
@@ -57,8 +57,8 @@ def load_demonstrations(file: str, obs_dim: int, action_dim: int) -> tuple[np.nd
     """Reads such a file: obs, actions, rewards, final_obs, terminations; exits with one sentence if it does not fit."""
     widths = {"obs": (obs_dim,), "actions": (action_dim,), "rewards": (), "final_obs": (obs_dim,), "terminations": ()}
     try:
-        with np.load(file) as arrays:
-            columns = {name: np.asarray(arrays[name], dtype=np.float32) for name in widths}
+        arrays = np.load(file)
+        columns = {name: np.asarray(arrays[name], dtype=np.float32) for name in widths}
         shapes = {name: x.shape for name, x in columns.items()}
         if shapes != {name: (len(columns["obs"]), *width) for name, width in widths.items()}:
             raise ValueError(f"its shapes are {shapes}, and the task has {widths}")

@@ -25,7 +25,7 @@ from utils.cross_play import (
 )
 from utils.elo import score_interval
 from utils.play import play_at_keyboard
-from utils.run import Limits, Run, describe, fail, load_model, name_actions, read_args, warn
+from utils.run import Limits, Run, describe, fail, flag_of, load_model, name_actions, read_args, warn
 from utils.snapshot_pool import Snapshot, SnapshotPool
 from utils.team_env import Team, TeamEnv
 
@@ -241,7 +241,7 @@ def check_same_game(args: Any, other: Any, flag: str) -> None:
     for name in ("env_id", "env_kwargs", "teams", "symmetric", "norm_obs"):
         ours, theirs = getattr(args, name), getattr(other, name)
         if ours != theirs:
-            own = f"--{name.replace('_', '-')} was {ours} here and {theirs} there"
+            own = f"{flag_of(name)} was {ours} here and {theirs} there"
             fail(f"--{flag} takes a run of the same game, and {own}")
 
 

@@ -34,6 +34,8 @@ def check_opponents(args: Any) -> None:
     """Checks the arguments that both self-play scripts have; exits with one sentence."""
     if args.evaluate is None and (flags := [x for x in ("against", "play", "exploitability") if getattr(args, x)]):
         fail(f"--{flags[0]} takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
+    if args.against and args.exploitability:
+        fail("--against takes the place of --exploitability: give one of the two")
     if args.swap_steps and args.swaps_per_turn is not None:
         fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
     if args.scripted_share + args.current_share > 1.0:
@@ -244,8 +246,9 @@ class Matches:
         if self.ghost_steps - self.drawn_at[game] >= self.swap_steps or not is_mirror:
             self._draw(game)
         elif next_team != team:  # the opponents on the learner's new side move to its old one
+            swaps = [(team, next_team)] if next_team in own else list(zip(own, new, strict=True))
             for seats in (self.opponents[game], self.uids[game]):
-                for a, b in zip(own, new, strict=True):
+                for a, b in swaps:
                     seats[a], seats[b] = seats[b], seats[a]
 
     def finish(self, game: int, scores: np.ndarray, rated: bool = True) -> None:
@@ -265,20 +268,20 @@ class Matches:
             if opponent is not None and opponent is not CURRENT:
                 result, age = float(results[team]), self.rivals[self.behaviors[team]].latest.step - opponent.step
                 change = elo_change(rating, opponent.rating, result, self.elo_k) / self.num_opponents[learner_team]
-                self.finished.append((result, opponent.rating, math.nan if opponent.name else age))
+                self.finished.append(
+                    (result, opponent.rating, math.nan if opponent.name or self.rivals is not self.pools else age)
+                )
                 self.rating += change
                 opponent.rating -= change
                 opponent.games += 1
                 opponent.results.append(result)
         self.next_game(game)
 
-    def cut_games(self, result: TeamStep) -> np.ndarray:
-        """Counts a step of all games, and truncates the first games that are due: (num_games,), which these are."""
+    def cut_games(self, result: TeamStep) -> tuple[TeamStep, np.ndarray]:
+        """Counts a step of all games, and truncates the first games that are due; also returns which: (num_games,)."""
         self.ages += 1
         cut = (self.ages == self.cut_at) & ~result.over
-        for truncations in result.truncations:
-            truncations |= cut[:, None]
-        return cut
+        return result._replace(truncations=[x | cut[:, None] for x in result.truncations]), cut
 
     def finish_games(self, env: TeamEnv, result: TeamStep, cut: np.ndarray, max_age: float = math.inf) -> Observations:
         """Rates the games that are over, prepares their next starts, and restarts those that were cut.
@@ -319,9 +322,12 @@ class Matches:
         return np.array(list(map(min, steps)))
 
     def oldest_opponent(self) -> int:
-        """The step of the oldest snapshot that the learner's opponents can be; they must have one behaviour."""
+        """The step of the oldest snapshot that the learner's opponents can be; they must have one behaviour.
+
+        0 if they are those of --opponents, which never leave.
+        """
         (behavior,) = self.rivals_of(self.learner)
-        return min(snapshot.step for snapshot in self.rivals[behavior].snapshots)
+        return self.pools[behavior].snapshots[0].step if self.rivals is self.pools else 0
 
     def rivals_of(self, behavior: str) -> set[str]:
         """The behaviours of all teams that oppose a team of this behaviour."""
@@ -384,7 +390,7 @@ class Matches:
             self.has_warned = True
             steps = f"--swap-steps {self.swap_steps:,} is less than the opponents' steps in one game"
             game = f"{self.num_ghosts:,} agents of opponents, games of {game_length:.0f} steps"
-            print(f"warning: {steps} ({game}): opponents change with every game", file=sys.stderr)
+            warn(f"{steps} ({game}): opponents change with every game")
 
     def rating_of(self, behavior: str) -> float:
         """The learner's rating; for another behaviour, the rating of its newest snapshot."""

@@ -23,7 +23,7 @@ import torch
 from utils.cross_play import Player
 from utils.elo import game_scores
 from utils.policy_stack import PolicyStack
-from utils.run import fail, name_actions
+from utils.run import fail, flag_of, name_actions
 from utils.team_env import Team, TeamEnv, allies_of, legal_actions
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, 1), "down": (0, -1)}
@@ -220,7 +220,7 @@ def play_at_keyboard(
     """
     for flag in ("against", "exploitability", "capture_video"):
         if getattr(args, flag):
-            fail(f"--play takes no --{flag.replace('_', '-')}: a person plays against the policies of --evaluate")
+            fail(f"--play takes no {flag_of(flag)}: a person plays against the policies of --evaluate")
     env = make_games(1, render=True)
     for team in env.teams:
         if explain_keys(env, team) is None:

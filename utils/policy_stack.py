@@ -21,14 +21,15 @@ class PolicyStack:
         policy's rows are split into blocks of `block` rows; the batched forward pass has one copy of the weights for
         each block.
         """
-        self.weights = {name: torch.stack([w[name] for w in weights]) for name in weights[0]}
         self.agent, self.block = agent, block
+        self.device = next((x.device for x in agent.parameters()), torch.device("cpu"))  # saved weights are on the CPU
+        self.weights = {name: torch.stack([w[name].to(self.device) for w in weights]) for name in weights[0]}
         self.forward = torch.vmap(lambda weights, obs: torch.func.functional_call(agent, weights, (obs,)))
 
     @torch.no_grad()
     def act(self, policy: np.ndarray, obs: np.ndarray, masks: np.ndarray, noise: Tensor | float) -> np.ndarray:
         """Actions (n, action_dim) of policies (n,) for observations (n, obs_dim) and masks (n, sum(branches))."""
-        num_policies, device = len(next(iter(self.weights.values()))), next(iter(self.weights.values())).device
+        num_policies, device = len(next(iter(self.weights.values()))), self.device
         counts = np.bincount(policy, minlength=num_policies)
         blocks = -(-counts // self.block)  # blocks of each policy; the last one is padded
         starts = self.block * (np.cumsum(blocks) - blocks)

@@ -195,7 +195,7 @@ def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) 
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         fail(f"{takes} ({one_line(error)})")
     if missing:
-        values = ", ".join(f"--{name.replace('_', '-')} is {value}" for name, value in missing.items())
+        values = ", ".join(f"{flag_of(name)} is {value}" for name, value in missing.items())
         warn(f"{folder} is of a version without some flags, which have their defaults: {values}")
     return saved
 
@@ -208,7 +208,7 @@ def load_script(flag: str, folder: Path) -> ModuleType:
         scripts = {path.name: path for path in (*root.glob("*.py"), *root.glob("variants/*.py"))}
         return importlib.import_module(".".join(scripts[name].relative_to(root).with_suffix("").parts))
     except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
-        reason = f"{describe_error(error)}"
+        reason = describe_error(error)
         fail(f"{flag} takes a run folder with an args.json that names its script, and {folder} has none ({reason})")
 
 
@@ -318,10 +318,11 @@ def vectorize(env_fns: Sequence[Callable[..., gym.Env]], args: Any, video: Path 
     if args.vectorization == "async":
         gym.logger.min_level = 50  # else every process prints tracebacks of what is told in a sentence
     make = partial(vector_class, fns, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
-    if args.vectorization == "native":
+    is_native = args.vectorization == "native"
+    if is_native:
         kwargs = parse_json("env-kwargs", args.env_kwargs)
         make = partial(gym.make_vec, args.env_id, len(fns), "vector_entry_point", **kwargs)
-    return TaskEnvs(make, args.env_id)
+    return TaskEnvs(make, args.env_id, is_native)
 
 
 class TaskEnv(gym.Wrapper):
@@ -342,7 +343,7 @@ class TaskEnv(gym.Wrapper):
     def reset(self, **kwargs: Any) -> Any:
         """Begins an episode."""
         try:
-            return self.env.reset(**kwargs)
+            return self.env.reset(**kwargs)[0], {}
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit, and what code in other languages raises
@@ -372,8 +373,11 @@ class TaskEnv(gym.Wrapper):
 class TaskEnvs(gym.vector.VectorWrapper):
     """Turns exceptions of the environments into TaskError, and AutoresetMode.DISABLED into SAME_STEP."""
 
-    def __init__(self, make: Callable[[], gym.vector.VectorEnv], env_id: str) -> None:
-        """Makes the environments; exits with one sentence if that fails, or if their spaces are not Box."""
+    def __init__(self, make: Callable[[], gym.vector.VectorEnv], env_id: str, copies: bool) -> None:
+        """Makes the environments; exits with one sentence if that fails, or if their spaces are not Box.
+
+        `copies`: observations are copied, for environments that may write the next ones into the same array.
+        """
         takes, obs_size = "--env-id takes a task whose", f"observations are 1 to {MAX_OBS_DIM:,} numbers"
         try:
             super().__init__(make())
@@ -383,8 +387,8 @@ class TaskEnvs(gym.vector.VectorWrapper):
             raise
         except BaseException as error:  # raised by Gymnasium or by the task's own code
             hint = "; module:id imports the module that has the task" if isinstance(error, UNKNOWN_TASK) else ""
-            fail(f"--env-id {env_id} cannot be made: {describe_error(error)}{hint}")
-        envs = self.env
+            cannot_be_made(f"{env_id} cannot be made: {describe_error(error)}{hint}", error)
+        envs, self.copies = self.env, copies
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
         if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
             fail(f"{takes} observations flatten to a vector, and those of {env_id} are {obs_space}")
@@ -397,15 +401,18 @@ class TaskEnvs(gym.vector.VectorWrapper):
             or not has_range(action_space)
         ):
             fail(f"{takes} actions are a Box with finite bounds, and those of {env_id} are {action_space}")
-        if envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP:
-            fail(f"--vectorization native takes the autoreset modes SAME_STEP and DISABLED, and {env_id} has NEXT_STEP")
+        modes, mode = gym.vector.AutoresetMode, envs.metadata.get("autoreset_mode")
+        if mode not in (modes.SAME_STEP, modes.DISABLED):
+            name = mode.name if isinstance(mode, modes) else f"metadata['autoreset_mode'] = {mode!r}"
+            fail(f"--vectorization native takes the autoreset modes SAME_STEP and DISABLED, and {env_id} has {name}")
 
     def reset(self, **kwargs: Any) -> Any:
         """Begins episodes."""
         try:
-            return self.env.reset(**kwargs)
+            obs, infos = self.env.reset(**kwargs)
+            return obs.copy() if self.copies else obs, infos
         except Exception as error:
-            raise TaskError(str(error)) from error
+            raise self.fault(error) from error
 
     def step(self, actions: Any) -> Any:
         """Takes a step in every environment."""
@@ -416,9 +423,16 @@ class TaskEnvs(gym.vector.VectorWrapper):
                 if dones.any():
                     infos["final_obs"] = obs.copy()
                     obs, _ = self.env.reset(options={"reset_mask": dones})
-            return obs, rewards, terminations, truncations, infos
+            return obs.copy() if self.copies else obs, rewards, terminations, truncations, infos
         except Exception as error:
-            raise TaskError(str(error)) from error
+            raise self.fault(error) from error
+
+    def fault(self, error: Exception) -> TaskError:
+        """What an exception is told as: the sentence of `TaskEnv`, a process that is gone, or its type and text."""
+        gone = [i for i, process in enumerate(getattr(self.env, "processes", ())) if not process.is_alive()]
+        if gone and isinstance(error, (EOFError, OSError)):
+            return TaskError(f"environment {gone[0]}: its process has died")
+        return TaskError(str(error) if str(error).startswith("environment ") else describe_error(error))
 
     def close(self, **kwargs: Any) -> None:
         """Frees the resources of the environments. A failure is only a warning: results and model are kept."""
@@ -441,6 +455,13 @@ def has_range(space: gym.spaces.Box) -> bool:
 
 stop_signals = list[int]()
 trains = False  # whether the run has begun its first step, so that there is something to save
+
+
+def cannot_be_made(message: str, error: BaseException) -> NoReturn:
+    """Exits with one sentence that begins with the task; in a run that trains, a TaskError, so that it is saved."""
+    if trains:
+        raise TaskError(message) from error
+    fail(f"--env-id {message}")
 
 
 def catch_signals() -> None:
@@ -682,8 +703,8 @@ class Run:
         if stop_signals:
             raise Stopped
         self.check_weights()
-        self.save(is_finished=False)
-        print(f"training is over, and saved in {self.folder}; the final evaluation begins", flush=True)
+        saved = f"saved in {self.folder}" if self.save(is_finished=False) else "NOT saved: see the warning above"
+        print(f"training is over, and {saved}; the final evaluation begins", flush=True)
         release_signals()  # nothing is left to lose
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the end of the `with` block says how to go on
 
@@ -694,7 +715,7 @@ class Run:
         iteration evenly. With a step it may be a list of arrays.
         """
         for name, values in quantities.items():
-            values = np.concatenate(values, axis=None) if isinstance(values, list) else values
+            values = np.concatenate(values, axis=None) if isinstance(values, (list, tuple)) else values
             with np.errstate(over="ignore"):
                 rows = np.isfinite(np.atleast_1d(values).astype(np.float32))  # the networks take float32
             if not rows.all():
@@ -755,6 +776,8 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         """Saves what is sound, closes everything, and ends the program with the exit status that fits."""
+        global trains
+        trains = False
         if isinstance(error, KeyboardInterrupt):
             release_signals()
         self.progress.close()
@@ -1044,7 +1067,7 @@ def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "evaluate") -
         if not all(x.isfinite().all() for x in all_tensors(parts)):
             raise ValueError("its weights are not finite numbers")
     except UNREADABLE as error:
-        reason = f"{describe_error(error)}"[:300]
+        reason = describe_error(error)[:300]
         fail(f"--{flag} takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
 
 

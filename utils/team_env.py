@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from utils.errors import MAX_OBS_DIM, TaskError, describe_error, missing_package
-from utils.run import fail, parse_json
+from utils.run import cannot_be_made, fail, parse_json, warn
 
 try:
     from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim, flatten
@@ -175,7 +175,7 @@ def play_games(
     else:
         scores[running] = returns[running]
         cut = f"{int(running.sum())} of {env.num_games} games did not end in {max_steps:,} steps"
-        print(f"warning: {cut} and were scored by their returns so far", file=sys.stderr)
+        warn(f"{cut} and were scored by their returns so far")
     if shows_end:
         optional.restarts = True
     return scores
@@ -223,7 +223,7 @@ def close_quietly(name: str, close: Callable[[], None]) -> None:
     try:
         close()
     except (Exception, SystemExit) as error:
-        print(f"warning: {name} cannot be closed: {describe_error(error)}", file=sys.stderr)
+        warn(f"{name} cannot be closed: {describe_error(error)}")
 
 
 # === Teams ============================================================================================================
@@ -619,9 +619,11 @@ class PettingZooGames:
     def restart(self, games: np.ndarray) -> list[np.ndarray]:
         """Starts the next game of these copies; see `TeamEnv`."""
         self._obs = [obs.copy() for obs in self._obs]
+        for obs, mask, idle in zip(self._obs, self.action_masks, self._idle_masks(), strict=True):
+            obs[games] = 0.0
+            if mask is not None and idle is not None:
+                mask[games] = idle[games]
         for i in games.tolist():
-            for t in range(len(self.teams)):
-                self._obs[t][i] = 0.0
             self._begin(i)
         return self._obs
 
@@ -725,6 +727,8 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
         check_arrays(f"{name} of step", getattr(step, name), shapes, "bool")
     check_arrays("over of step", [step.over], [(num_games,)], "bool")
     check_arrays("scores of step", [step.scores], [(num_games, len(env.teams))])
+    if hasattr(env, "restart"):
+        check_arrays("restart", env.restart(np.zeros(1, dtype=np.int64)), obs_shapes, "float32")
 
 
 def check_arrays(
@@ -755,8 +759,9 @@ def guard(env: TeamEnv) -> None:
             return result
 
     env.close = partial(close_quietly, type(env).__name__, env.close)  # type: ignore[method-assign]
-    for name in ("reset", "step", "scripted_actions", "render"):
-        setattr(env, name, partial(guarded, name, getattr(env, name)))
+    for name in ("reset", "step", "scripted_actions", "render", "restart"):
+        if hasattr(env, name):
+            setattr(env, name, partial(guarded, name, getattr(env, name)))
 
 
 def load_object(path: str) -> Any:
@@ -850,7 +855,7 @@ def make_games(
     try:
         env = make_team_env(env_id, num_games, kwargs, lists, share, render)
     except ValueError as error:
-        fail(f"--env-id {error}")
+        cannot_be_made(str(error), error)
     names = dict.fromkeys([*sides_of(env.teams), *(team.name for team in env.teams)])
     if learner_side not in (None, *names):
         fail(f"--learner-side takes one of {', '.join(names)}, not {learner_side}")

@@ -585,7 +585,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
     """
     args = replace(args, vectorization="sync")
     envs = make_envs(args, args.eval_episodes, folder / "videos" / name if args.capture_video else None)
-    obs, _ = envs.reset(seed=1_000_000 + args.seed * args.eval_episodes)
+    obs, _ = envs.reset(seed=(1_000_000 + args.seed * args.eval_episodes) % 2**31)
     returns, lengths = np.zeros(args.eval_episodes), np.zeros(args.eval_episodes)
     running = np.ones(args.eval_episodes, dtype=bool)
     for _ in range(MAX_EPISODE_STEPS):

@@ -347,7 +347,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: np.ndarray, memory: np.ndarray, noise: Tensor | float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-        """Raw observations (num_envs, obs_dim) to actions (num_envs, action_dim); deterministic without noise.
+        """Raw observations (n, obs_dim) to actions (n, action_dim); deterministic without noise.
 
         `memory` (num_envs, memory_dim) is what `remember` returned. Returns the new states of the actor's memory and of
         the critics' (num_envs, 2 * state_dim), too.
@@ -585,7 +585,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
     """
     args = args if args.vectorization == "native" else replace(args, vectorization="sync")
     envs = make_envs(args, args.eval_episodes, folder / "videos" / name if args.capture_video else None)
-    obs, _ = envs.reset(seed=1_000_000 + args.seed * args.eval_episodes)
+    obs, _ = envs.reset(seed=(1_000_000 + args.seed * args.eval_episodes) % 2**31)
     returns, lengths = np.zeros(args.eval_episodes), np.zeros(args.eval_episodes)
     running, memory = np.ones(args.eval_episodes, dtype=bool), agent.forget(args.eval_episodes)
     for _ in range(MAX_EPISODE_STEPS):

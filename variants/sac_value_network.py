@@ -249,7 +249,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: np.ndarray, noise: Tensor | float = 0.0) -> np.ndarray:
-        """Raw observations (num_envs, obs_dim) to actions (num_envs, action_dim); deterministic without noise."""
+        """Raw observations (n, obs_dim) to actions (n, action_dim); deterministic without noise."""
         device = self.obs_rms.mean.device
         mean, log_std = self.actor(self.normalize(torch.as_tensor(obs, dtype=torch.float32, device=device)))
         return (mean + log_std.exp() * noise).tanh().cpu().numpy()
@@ -455,7 +455,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
     """
     args = args if args.vectorization == "native" else replace(args, vectorization="sync")
     envs = make_envs(args, args.eval_episodes, folder / "videos" / name if args.capture_video else None)
-    obs, _ = envs.reset(seed=1_000_000 + args.seed * args.eval_episodes)
+    obs, _ = envs.reset(seed=(1_000_000 + args.seed * args.eval_episodes) % 2**31)
     returns, lengths = np.zeros(args.eval_episodes), np.zeros(args.eval_episodes)
     running = np.ones(args.eval_episodes, dtype=bool)
     for _ in range(MAX_EPISODE_STEPS):
