@@ -165,6 +165,22 @@ def test_a_rollout_stores_every_step_as_it_was(without_ray: None) -> None:
     torch.testing.assert_close(worker.agent.obs_rms.state_dict(), agent.obs_rms.state_dict())
 
 
+def test_a_rollout_with_a_bad_number_is_not_stored(without_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learner finds it in the means, and ends the run; a checkpoint before that must not hold it."""
+    worker, _, server = make_worker()
+    step_envs = script.step_envs
+
+    def broken(*args: Any) -> Any:
+        obs, final_obs, rewards, *ends = step_envs(*args)
+        return obs, final_obs, rewards * np.nan, *ends
+
+    monkeypatch.setattr(script, "step_envs", broken)
+    stored: list[Any] = []
+    rollout = worker.rollout(0, server, Handle(SimpleNamespace(add=lambda *columns: stored.append(columns))))
+    assert np.isnan(rollout["means"][2])
+    assert stored == []
+
+
 def test_the_first_steps_are_random_and_no_two_processes_alike(without_ray: None) -> None:
     """Uniform over the bounds while a rollout begins before --learning-starts; afterwards the policy's own actions."""
     workers = [make_worker(learning_starts=1200)[0] for _ in range(3)]

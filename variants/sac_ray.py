@@ -519,8 +519,9 @@ class RolloutWorker:
 
         # store
         columns = [np.concatenate(x) for x in zip(*steps, strict=True)]
-        size = get(shard.add.remote(*columns))
         means = [x.mean(axis=0, dtype=np.float64) for x in columns]
+        is_finite = all(np.isfinite(x).all() for x in means)  # if not, the learner ends the run; its buffer stays sound
+        size = get(shard.add.remote(*columns)) if is_finite else 0
         facts = {"version": self.weights["version"], "time": self.weights["time"], "episodes": episodes, "size": size}
         facts |= {"means": means, "obs_var": columns[0].var(axis=0, dtype=np.float64), "seconds": seconds}
         return facts | {"is_restarted": is_new and is_restarted()}
