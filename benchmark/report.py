@@ -206,7 +206,8 @@ def command_table(groups: Groups) -> str:
         commits = dict.fromkeys(commit for run in runs for commit in (run.commit or "unknown").split(", "))
         devices = dict.fromkeys(run.device or "unknown" for run in runs)
         seeds = dict.fromkeys(describe_seeds(group) for (_, name), group in groups.items() if name == exp_name)
-        body.append([exp_name, f"`{command}`", "; ".join(seeds), ", ".join(devices), ", ".join(commits)])
+        shown = f"`{command}`" if command else "unknown"
+        body.append([exp_name, shown, "; ".join(seeds), ", ".join(devices), ", ".join(commits)])
     header = ["experiment", "command", "seeds", "device", "commit"]
     return table(header, *body) if any(command for _, command in rows) else ""
 
