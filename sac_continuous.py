@@ -15,8 +15,7 @@ Deviations from the reference, CleanRL's `sac_continuous_action.py`:
 - The actor loss also yields the entropy coefficient's loss; the reference samples the policy again.
 - The actor is updated with every critic update, and all three learning rates are 1e-3.
 - The policy acts in [-1, 1], and actions are rescaled to the bounds of the task. Entropies are of actions in [-1, 1].
-- Speed: both critics are one batched module, a transition is one row of the buffer, Adam steps one vector, and the
-  gradients are compiled. `--no-compile` computes the same without compilation.
+- Speed: both critics are one batched module, Adam steps one vector, and gradients are compiled (or `--no-compile`).
 - At a checkpoint environments are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
 """
 
@@ -335,9 +334,8 @@ def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor
     mean, log_std = agent.actor(obs)
     actions, log_prob = sample_actions(mean, log_std, noise)
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(obs, actions).amin(0)).mean()
-    metrics = {"losses/actor_loss": actor_loss, "losses/entropy": -log_prob.mean()}
-    metrics |= {"losses/action_magnitude": actions.abs().mean(), "losses/policy_mean": mean.mean()}
-    metrics["losses/policy_std"] = log_std.exp().mean()
+    metrics = {"losses/actor_loss": actor_loss, "losses/entropy": -log_prob.mean(), "losses/policy_mean": mean.mean()}
+    metrics |= {"losses/policy_std": log_std.exp().mean(), "losses/action_magnitude": actions.abs().mean()}
     return actor_loss, log_prob, metrics
 
 

@@ -481,8 +481,8 @@ def compute_actor_loss(agent: Agent, obs: Tensor, masks: Tensor, noise: Tensor) 
         actions, log_prob = sample_actions(mean, log_std, noise)
         actor_loss = (alpha * log_prob - agent.value(agent.qf(obs, actions)).squeeze(-1)).mean()
         entropies = -log_prob[:, None]  # an estimate from one action
-        metrics = {"losses/action_magnitude": actions.abs().mean(), "losses/policy_mean": mean.mean()}
-        metrics["losses/policy_std"] = log_std.exp().mean()
+        metrics = {"losses/policy_std": log_std.exp().mean(), "losses/action_magnitude": actions.abs().mean()}
+        metrics["losses/policy_mean"] = mean.mean()
     metrics |= {"losses/actor_loss": actor_loss, "losses/entropy": entropies.sum(-1).mean()}
     return actor_loss, entropies, metrics
 

@@ -436,9 +436,8 @@ def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor
     actions, log_prob = sample_actions(mean, log_std, noise)
     qf_values = agent.qf.values(agent.qf(obs, actions))
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - qf_values.amin(0)).mean()
-    metrics = {"losses/actor_loss": actor_loss, "losses/entropy": -log_prob.mean()}
-    metrics |= {"losses/action_magnitude": actions.abs().mean(), "losses/policy_mean": mean.mean()}
-    metrics["losses/policy_std"] = log_std.exp().mean()
+    metrics = {"losses/actor_loss": actor_loss, "losses/entropy": -log_prob.mean(), "losses/policy_mean": mean.mean()}
+    metrics |= {"losses/policy_std": log_std.exp().mean(), "losses/action_magnitude": actions.abs().mean()}
     return actor_loss, log_prob, metrics
 
 

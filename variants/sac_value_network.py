@@ -335,9 +335,8 @@ def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor
     mean, log_std = agent.actor(obs)
     actions, log_prob = sample_actions(mean, log_std, noise)
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(obs, actions).amin(0)).mean()
-    metrics = {"losses/actor_loss": actor_loss, "losses/entropy": -log_prob.mean()}
-    metrics |= {"losses/action_magnitude": actions.abs().mean(), "losses/policy_mean": mean.mean()}
-    metrics["losses/policy_std"] = log_std.exp().mean()
+    metrics = {"losses/actor_loss": actor_loss, "losses/entropy": -log_prob.mean(), "losses/policy_mean": mean.mean()}
+    metrics |= {"losses/policy_std": log_std.exp().mean(), "losses/action_magnitude": actions.abs().mean()}
     return actor_loss, log_prob, metrics
 
 
