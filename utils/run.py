@@ -36,6 +36,7 @@ from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn, Protocol, TextIO, TypeVar, get_type_hints
@@ -268,6 +269,8 @@ def prepare(args: Any, limits: Limits) -> None:
         check_tracking()
     if getattr(args, "upload_model", False):
         check_upload(args)
+    global trains
+    trains = False
     if args.evaluate is None:
         catch_signals()
     else:
@@ -429,9 +432,11 @@ class TaskEnvs(gym.vector.VectorWrapper):
 
     def fault(self, error: Exception) -> TaskError:
         """What an exception is told as: the sentence of `TaskEnv`, a process that is gone, or its type and text."""
-        gone = [i for i, process in enumerate(getattr(self.env, "processes", ())) if not process.is_alive()]
-        if gone and isinstance(error, (EOFError, OSError)):
-            return TaskError(f"environment {gone[0]}: its process has died")
+        processes = getattr(self.env, "processes", [])
+        if processes and isinstance(error, (EOFError, OSError)):
+            sentinels = [process.sentinel for process in processes]
+            if dead := wait(sentinels, timeout=5.0):  # a pipe may close a moment before its process ends
+                return TaskError(f"environment {sentinels.index(dead[0])}: its process has died")
         return TaskError(str(error) if str(error).startswith("environment ") else describe_error(error))
 
     def close(self, **kwargs: Any) -> None:
@@ -469,7 +474,6 @@ def catch_signals() -> None:
 
     Before the first step, while environments are made or the update is compiled, the first one ends it at once, too.
     """
-    global trains
     process = os.getpid()
 
     def stop(signum: int, _: object) -> None:
@@ -484,7 +488,6 @@ def catch_signals() -> None:
         if signum == signal.SIGINT:
             os.write(2, b"\nstopping after this step; Ctrl-C once more stops at once\n")
 
-    trains = False
     stop_signals.clear()
     for signum in STOP_SIGNALS:
         if signum == signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN:  # `nohup` ignores SIGHUP
@@ -776,8 +779,6 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         """Saves what is sound, closes everything, and ends the program with the exit status that fits."""
-        global trains
-        trains = False
         if isinstance(error, KeyboardInterrupt):
             release_signals()
         self.progress.close()
