@@ -49,13 +49,14 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.fixture(autouse=True)
 def process_state() -> Iterator[None]:
-    """Undoes what a script's `main` changes in the process: signal handlers, and how it treats subnormal numbers."""
+    """Undoes what a script's `main` changes in the process: signal handlers, subnormal numbers, a run that began."""
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     yield
     torch.set_flush_denormal(False)  # Hypothesis refuses to run with it
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
     utils.run.stop_signals.clear()
+    utils.run.trains = False
 
 
 @pytest.fixture(params=[ppo_continuous, sac_continuous], ids=["ppo", "sac"])
