@@ -153,9 +153,8 @@ def score_table(groups: Groups, unfinished: Groups) -> str:
             iqm = describe_number(float(interquartile_mean(scores)))
             counts = [", ".join([str(len(group)), *missing]), f"{last_step(group):,}"]
             rows.append([*name, describe_key(key), *counts, describe_mean(scores), iqm, describe_collapses(group, key)])
-    return (
-        f"{table(*rows)}\n\nLate collapses: evaluations in the second half of a run below 60% of its best one so far."
-    )
+    note = "Late collapses: evaluations in the second half of a run below 60% of its best one so far."
+    return f"{table(*rows)}\n\n{note}"
 
 
 def pooled_table(groups: Groups, scales: Scales, reference: str) -> str:

@@ -256,10 +256,11 @@ class Odd(gym.Env[np.ndarray, np.ndarray]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Zeros."""
+        super().reset(seed=seed)
         self.step_count, self.resets = 0, self.resets + 1
         if seed is not None and seed >= 2**32:
             raise ValueError("as NumPy's RandomState and others do")
-        infos = {"goals": np.zeros((self.size + id(self) % 7, self.resets))} if self.kind == "infos" else {}
+        infos = {"goals": np.zeros((self.np_random.integers(1, 1000), self.resets))} if self.kind == "infos" else {}
         return np.zeros(self.size, np.float32), infos
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:

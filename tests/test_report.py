@@ -481,10 +481,8 @@ def test_report(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
     interval = scipy.stats.ttest_1samp(scores, 0.0).confidence_interval(0.95)
     assert numbers(first["mean [95%]"]) == pytest.approx([scores.mean(), interval.low, interval.high], abs=0.5)
     assert numbers(first["IQM"]) == pytest.approx([scores[[1, 3, 0]].mean()], abs=0.05)
-    late = 2 * len(
-        OURS
-    )  # of three evaluations at 333, 666 and 1,000 steps; 9,999 is the best, and the last one is lower
-    assert first["late collapses"] == f"{len(OURS)} of {late}"
+    # Evaluations are at 333, 666 and 1,000 steps. The second one, 9,999, is the best, and the last one is lower.
+    assert first["late collapses"] == f"{len(OURS)} of {2 * len(OURS)}"
     assert "Published returns of Hopper-v5, with their protocols: [published_returns.csv](" in text
 
     iqms = scipy.stats.trim_mean(THEIRS[:, :2], 0.25, axis=0)  # the scale's 1; its 0 is the random policy
