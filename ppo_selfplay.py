@@ -6,7 +6,7 @@ GAE and both losses are the same; what self-play adds is mainly in "Snapshots an
 `matches`.
 
 Self-play follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one policy
-with its own optimisers, pool and rating; the *learner* is the behaviour whose turn it is to learn. `docs/selfplay.md`
+with its own optimiser, pool and rating; the *learner* is the behaviour whose turn it is to learn. `docs/selfplay.md`
 explains how opponents are chosen and rated, and has the results.
 
     python ppo_selfplay.py
@@ -555,7 +555,7 @@ def main(args: Args) -> Path:
     env = make_env(args, args.num_games)
     print(describe_teams(env))
     all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)
-    stride = args.batch_size  # environment steps of an iteration
+    stride = args.batch_size  # game steps of an iteration
     total_steps = -(-args.total_timesteps // stride) * stride
     agents = {team.behavior: Agent(team, all_args[team.behavior]).to(device) for team in env.teams}
     initialize(agents, args, load_run)

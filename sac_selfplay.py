@@ -639,7 +639,7 @@ def main(args: Args) -> Path:
         fail(f"--buffer-size takes at least a step of a team in all games, {rows} transitions, not {args.buffer_size}")
     print(describe_teams(env))
     all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)
-    stride = args.num_games  # environment steps of an iteration
+    stride = args.num_games  # game steps of an iteration
     total_steps = -(-args.total_timesteps // stride) * stride
     agents = {team.behavior: Agent(team, all_args[team.behavior]).to(device) for team in env.teams}
     initialize(agents, args, load_run)

@@ -130,9 +130,13 @@ def describe_seeds(group: list[Run]) -> str:
 
 def describe_collapses(group: list[Run], key: str) -> str:
     """How many evaluations in the second half of the runs have lost 40% of the best return so far, such as 2 of 55."""
+    if key != RETURN:
+        return ""
     curves = [run.curves[key] for run in group]
-    late = [collapsed(curve[:, 2])[curve[:, 0] > last_step(group) / 2] for curve in curves]
-    return f"{sum(x.sum() for x in late)} of {sum(map(len, late))}" if key == RETURN else ""
+    own = [curve[np.isfinite(curve[:, 1])] for curve in curves]  # without what counts as the rest of a run that failed
+    late = [collapsed(curve[:, 2])[curve[:, 0] > last_step(group) / 2] for curve in own]
+    is_positive = any(curve[:, 2].max(initial=0.0) > 0.0 for curve in own)
+    return f"{sum(x.sum() for x in late)} of {sum(map(len, late))}" if is_positive else "-"
 
 
 def table(*rows: list[str]) -> str:
@@ -153,7 +157,11 @@ def score_table(groups: Groups, unfinished: Groups) -> str:
             iqm = describe_number(float(interquartile_mean(scores)))
             counts = [", ".join([str(len(group)), *missing]), f"{last_step(group):,}"]
             rows.append([*name, describe_key(key), *counts, describe_mean(scores), iqm, describe_collapses(group, key)])
-    note = "Late collapses: evaluations in the second half of a run below 60% of its best one so far."
+    if not any(row[-1] for row in rows[1:]):
+        return table(*[row[:-1] for row in rows])
+    note = (
+        "Late collapses: evaluations in the second half of a run below 60% of its best one so far, if that is positive."
+    )
     return f"{table(*rows)}\n\n{note}"
 
 

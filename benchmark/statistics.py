@@ -33,8 +33,8 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 def collapsed(returns: np.ndarray) -> np.ndarray:
     """Which evaluations (..., t) of runs are below 60% of their run's best one so far, if that is positive."""
-    best = np.maximum.accumulate(returns, axis=-1)
-    return returns < np.where(best > 0.0, 0.6 * best, -np.inf)
+    best = np.fmax.accumulate(returns, axis=-1)
+    return ~(returns >= np.where(best > 0.0, 0.6 * best, -np.inf))  # NaN counts as one
 
 
 def student_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

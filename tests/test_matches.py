@@ -163,9 +163,12 @@ def test_a_learner_that_changes_seats_with_its_own_side() -> None:
     matches = Matches(teams, 1, {"disc": make_pool(5, 0.0, seed=0, marks=3)}, swap_steps=10**9)
     c, d = matches.opponents[0][2:]
     assert matches.opponents[0] == [None, CURRENT, c, d]
-    matches.next_game(0)
-    assert matches.learner_team.tolist() == [1]
-    assert matches.opponents[0] == [CURRENT, None, c, d]
+    expected = [[CURRENT, None, c, d], [d, c, None, CURRENT], [d, c, CURRENT, None], [None, CURRENT, c, d]]
+    for learner_team, seats in zip([1, 2, 3, 0], expected, strict=True):
+        matches.next_game(0)
+        assert matches.learner_team.tolist() == [learner_team]
+        assert matches.opponents[0] == seats
+        check_seats(matches)
 
 
 @pytest.mark.parametrize("swap_steps", [0, 10**9])

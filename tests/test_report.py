@@ -216,9 +216,10 @@ def test_a_nan_is_the_worst_and_not_the_best() -> None:
 
 
 def test_a_collapse_is_a_loss_of_40_percent_of_the_best_so_far() -> None:
-    """By hand: a return that falls and recovers, one that falls at the end, and negative ones."""
+    """By hand: a return that falls and recovers, one that falls at the end, negative ones, and one that is NaN."""
     runs = np.array([[100.0, 59.0, 61.0], [10.0, 100.0, 50.0], [-100.0, -200.0, -50.0], [-5.0, 4.0, 2.0]])
     expected = [[False, True, False], [False, False, True], [False, False, False], [False, False, True]]
+    assert collapsed(np.array([100.0, np.nan, 10.0])).tolist() == [False, True, True]
     assert collapsed(runs).tolist() == expected
 
 
@@ -674,6 +675,7 @@ def test_failed_runs_are_shown_and_count_as_the_worst(tmp_path: Path, capsys: py
     text = capsys.readouterr().out
     ours, theirs = markdown_rows(text, "Final scores")
     assert ours["seeds"] == "8, 1 diverged, 2 failed, 1 unfinished, left out"
+    assert ours["late collapses"] == "0 of 12"  # two of each finished run, one of each that was cut off before its end
     counted = np.array([100.0, 101.0, 102.0, 103.0, 104.0, -21.0, -21.0, -21.0])  # the worst of both experiments
     assert numbers(ours["mean [95%]"])[0] == pytest.approx(counted.mean(), abs=0.01)
     assert numbers(ours["IQM"])[0] == pytest.approx((100 + 101 + 102 - 21) / 4, abs=0.01)

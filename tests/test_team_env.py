@@ -275,6 +275,7 @@ def test_a_vectorised_game_by_its_name() -> None:
         ("Auction", "obs", r"reset must give arrays of .*\(2, 1, 2\).* not .*\(2, 1, 1\)"),
         ("Auction", "alive", "alive must give arrays of"),
         ("Auction", "masks", "action_masks must have 2 items, one a team, not 1"),
+        ("Auction", "step type", "step must return a utils.team_env.TeamStep, not a SimpleNamespace"),
         ("Auction", "mask shape", "action_masks must give arrays of"),
         ("Auction", "reset", "KeyError: 'nothing there'"),
         ("Auction", "render", "TypeError: render must give an array .*, not NoneType"),

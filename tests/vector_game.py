@@ -1,5 +1,6 @@
 """A user's own vectorised game: whoever bids more in three rounds wins. `fault` names what is wrong with it."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,8 @@ class Auction:
         rewards = [(sign * lead).astype(np.float32) for sign in (1, -1)]
         self.round, self.totals = np.where(over, 0, self.round), np.where(over[:, None], 0.0, self.totals)
         ends, stops = [over[:, None]] * 2, [np.zeros((self.num_games, 1), dtype=bool)] * 2
-        return TeamStep(self.observe(), final_obs, rewards, ends, stops, over, scores)
+        step = TeamStep(self.observe(), final_obs, rewards, ends, stops, over, scores)
+        return SimpleNamespace(**step._asdict()) if self.fault == "step type" else step  # type: ignore[return-value]
 
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
         """Random bids, or the highest."""

@@ -2,6 +2,7 @@
 
 import sys
 
+PROCESS_DIED = "its process has died"
 MAX_OBS_DIM = 1_000_000  # numbers of an observation; a first layer of 256 units then takes a gigabyte
 
 
@@ -16,6 +17,8 @@ def describe_error(error: BaseException) -> str:
 
 def task_exception(error: BaseException | None) -> BaseException | None:
     """The exception that the task's own code raised; None if the fault was found by this project, or in a process."""
+    if str(error).endswith(PROCESS_DIED):  # the cause is of the pipe to it
+        return None
     while isinstance(error, TaskError) or str(error).startswith("environment "):  # what the project made of it
         error = error.__cause__ if error is not None else None
     return error

@@ -141,7 +141,7 @@ class Matches:
         self.uids = np.zeros((num_games, len(teams)), dtype=np.int64)  # of the opponents; -1: the learner
         self.learner_team = np.zeros(num_games, dtype=np.int64)
         self.ghost_steps, self.drawn_at = 0, np.zeros(num_games, dtype=np.int64)
-        self.finished: list[tuple[float, float, float]] = []  # score, opponent's rating, age (nan: a scripted player)
+        self.finished: list[tuple[float, float, float]] = []  # score, opponent's rating, age (nan: it has none)
         self.stacks: dict[str, tuple[list[int], PolicyStack]] = {}
         self.has_warned = False
         self.scripted: dict[str, SnapshotPool] = {}
@@ -241,7 +241,8 @@ class Matches:
         team = self.learner_team[game]
         next_team = self.sides[(self.sides.index(team) + 1) % len(self.sides)]
         self.learner_team[game] = next_team
-        own, new = (sorted(self.allies[t], key=self.behaviors.__getitem__) for t in (team, next_team))
+        seat_order = lambda t: sorted(self.allies[t], key=lambda u: (self.behaviors[u], u != t))  # noqa: E731
+        own, new = seat_order(team), seat_order(next_team)  # by behaviour, and the learner's seat before its equals
         is_mirror = [self.behaviors[t] for t in own] == [self.behaviors[t] for t in new]
         if self.ghost_steps - self.drawn_at[game] >= self.swap_steps or not is_mirror:
             self._draw(game)
@@ -266,11 +267,11 @@ class Matches:
         results = game_scores(scores)[learner_team]
         for team, opponent in enumerate(self.opponents[game]):
             if opponent is not None and opponent is not CURRENT:
-                result, age = float(results[team]), self.rivals[self.behaviors[team]].latest.step - opponent.step
+                result, age = float(results[team]), math.nan
+                if self.rivals is self.pools and not opponent.name:
+                    age = float(self.pools[self.behaviors[team]].latest.step - opponent.step)
                 change = elo_change(rating, opponent.rating, result, self.elo_k) / self.num_opponents[learner_team]
-                self.finished.append(
-                    (result, opponent.rating, math.nan if opponent.name or self.rivals is not self.pools else age)
-                )
+                self.finished.append((result, opponent.rating, age))
                 self.rating += change
                 opponent.rating -= change
                 opponent.games += 1
@@ -281,6 +282,8 @@ class Matches:
         """Counts a step of all games, and truncates the first games that are due; also returns which: (num_games,)."""
         self.ages += 1
         cut = (self.ages == self.cut_at) & ~result.over
+        if not cut.any():
+            return result, cut
         return result._replace(truncations=[x | cut[:, None] for x in result.truncations]), cut
 
     def finish_games(self, env: TeamEnv, result: TeamStep, cut: np.ndarray, max_age: float = math.inf) -> Observations:

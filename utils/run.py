@@ -41,7 +41,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn, Protocol, TextIO, TypeVar, get_type_hints
 
-from utils.errors import MAX_OBS_DIM, PartLost, TaskError, describe_error, missing_package, task_exception
+from utils.errors import MAX_OBS_DIM, PROCESS_DIED, PartLost, TaskError, describe_error, missing_package, task_exception
 
 try:
     import gymnasium as gym
@@ -346,31 +346,32 @@ class TaskEnv(gym.Wrapper):
     def reset(self, **kwargs: Any) -> Any:
         """Begins an episode."""
         try:
-            return self.env.reset(**kwargs)[0], {}
+            obs, _ = self.env.reset(**kwargs)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit, and what code in other languages raises
             raise RuntimeError(f"environment {self.index} in reset: {describe_error(error)}") from error
+        self.check_shape(obs, f"environment {self.index} in reset")
+        return obs, {}
 
     def step(self, action: Any) -> Any:
         """Takes a step."""
         self.num_steps += 1
+        place = f"environment {self.index} in its step {self.num_steps:,}"
         try:
             obs, reward, terminated, truncated = self.env.step(action)[:4]
             reward = reward.item() if isinstance(reward, np.ndarray) else reward
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            raise RuntimeError(f"{self.place()}: {describe_error(error)}") from error
-        if np.shape(obs) != self.obs_shape:
-            raise TaskError(
-                f"{self.place()}: the observation must have the shape {self.obs_shape}, not {np.shape(obs)}"
-            )
+            raise RuntimeError(f"{place}: {describe_error(error)}") from error
+        self.check_shape(obs, place)
         return obs, reward, terminated, truncated, {}
 
-    def place(self) -> str:
-        """Where an error is."""
-        return f"environment {self.index} in its step {self.num_steps:,}"
+    def check_shape(self, obs: Any, place: str) -> None:
+        """Stacking would repeat an observation of another shape, or fail without the environment's index."""
+        if np.shape(obs) != self.obs_shape:
+            raise TaskError(f"{place}: the observation must have the shape {self.obs_shape}, not {np.shape(obs)}")
 
 
 class TaskEnvs(gym.vector.VectorWrapper):
@@ -432,11 +433,11 @@ class TaskEnvs(gym.vector.VectorWrapper):
 
     def fault(self, error: Exception) -> TaskError:
         """What an exception is told as: the sentence of `TaskEnv`, a process that is gone, or its type and text."""
-        processes = getattr(self.env, "processes", [])
+        processes = self.env.processes if isinstance(self.env, gym.vector.AsyncVectorEnv) else []
         if processes and isinstance(error, (EOFError, OSError)):
-            sentinels = [process.sentinel for process in processes]
+            sentinels: list[Any] = [process.sentinel for process in processes]
             if dead := wait(sentinels, timeout=5.0):  # a pipe may close a moment before its process ends
-                return TaskError(f"environment {sentinels.index(dead[0])}: its process has died")
+                return TaskError(f"environment {sentinels.index(dead[0])}: {PROCESS_DIED}")
         return TaskError(str(error) if str(error).startswith("environment ") else describe_error(error))
 
     def close(self, **kwargs: Any) -> None:
@@ -706,7 +707,9 @@ class Run:
         if stop_signals:
             raise Stopped
         self.check_weights()
-        saved = f"saved in {self.folder}" if self.save(is_finished=False) else "NOT saved: see the warning above"
+        saved = (
+            f"saved in {self.folder}" if self.save(is_finished=False) else "NOT all of it saved: see the warning above"
+        )
         print(f"training is over, and {saved}; the final evaluation begins", flush=True)
         release_signals()  # nothing is left to lose
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the end of the `with` block says how to go on
@@ -715,7 +718,7 @@ class Run:
         """Stops the run if a number of these quantities is not finite, with the step and the quantity's name.
 
         Without a step, a quantity is a number, or an array whose first axis is time: its rows share the steps of the
-        iteration evenly. With a step it may be a list of arrays.
+        iteration evenly. With a step it may also be a list of arrays.
         """
         for name, values in quantities.items():
             values = np.concatenate(values, axis=None) if isinstance(values, (list, tuple)) else values
@@ -803,6 +806,8 @@ class Run:
         if is_finished and getattr(self.args, "upload_model", False):
             upload_model(self.folder, self.args, self.results)
         self.lock.close()
+        global trains
+        trains = False
         self.suggest(is_finished)
         if failure:
             print(f"error: {failure}", file=sys.stderr)

@@ -720,6 +720,8 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
         for name in names:
             check_arrays(f"scripted_actions of {name}", [env.scripted_actions(name, t)], [action_shapes[t]])
     step = env.step([env.scripted_actions("random", t) for t in range(len(env.teams))])
+    if not isinstance(step, TeamStep):
+        raise TypeError(f"step must return a utils.team_env.TeamStep, not a {type(step).__name__}")
     for name in ("obs", "final_obs"):
         check_arrays(f"{name} of step", getattr(step, name), obs_shapes, "float32")
     check_arrays("rewards of step", step.rewards, shapes)
@@ -855,7 +857,7 @@ def make_games(
     try:
         env = make_team_env(env_id, num_games, kwargs, lists, share, render)
     except ValueError as error:
-        cannot_be_made(str(error), error)
+        cannot_be_made(str(error), error.__cause__ or error)
     names = dict.fromkeys([*sides_of(env.teams), *(team.name for team in env.teams)])
     if learner_side not in (None, *names):
         fail(f"--learner-side takes one of {', '.join(names)}, not {learner_side}")

@@ -51,7 +51,7 @@ class Args:
 
     # --- experiment ---
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
-    seed: int = 1  # seed of all random numbers
+    seed: int = 1  # seed of all random numbers but those of the shards
     cuda: bool = True  # use the GPU if there is one
     compile: bool = True  # compile the update: starts some seconds later, and trains faster
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
@@ -717,8 +717,9 @@ def main(args: Args) -> Path:
 
             # take a rollout: a worker has acted, stepped and stored
             rollout = exchange.next_rollout()
-            obs_mean, _, reward_mean, final_obs_mean, _ = rollout["means"]
+            obs_mean, action_mean, reward_mean, final_obs_mean, _ = rollout["means"]
             run.check(observation=np.concatenate([obs_mean, final_obs_mean])[None], reward=reward_mean)
+            run.check(action=action_mean[None])
             run.finished += rollout["episodes"]
             if args.norm_obs:
                 mean, var = (torch.tensor(x, device=device) for x in (obs_mean, rollout["obs_var"]))
