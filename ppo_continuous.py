@@ -96,8 +96,8 @@ class Args:
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
-    target_kl: float | None = 0.025  # end an iteration after an epoch whose mean KL divergence exceeds this
-    std_min: float | None = 0.2  # least standard deviation of the policy; begins at twice this (None: no limit, at 1)
+    target_kl: float | None = 0.025  # end an iteration after a pass whose mean KL divergence exceeds this
+    std_min: float | None = 0.2  # least standard deviation of the policy, which begins at twice this (None: at 1)
 
     @property
     def batch_size(self) -> int:
@@ -106,7 +106,7 @@ class Args:
 
     @property
     def minibatch_size(self) -> int:
-        """Steps of a minibatch."""
+        """Transitions of a minibatch."""
         return self.batch_size // self.num_minibatches
 
 
@@ -147,13 +147,14 @@ def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
-    Returns obs, final_obs (num_envs, obs_dim), rewards, terminations, truncations (num_envs,). `final_obs` is what the
-    step led to. `obs` is what to act on next: where an episode has ended, the first observation of the next one.
+    Actions outside of [-1, 1] are clipped for the task alone. Returns obs, final_obs (num_envs, obs_dim), rewards,
+    terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next:
+    environments are reset in the step that ends an episode, so there `obs` is the first one of the next episode.
     """
     space = envs.single_action_space
     assert isinstance(space, gym.spaces.Box), "--env-id takes a task with a Box action space"
-    shares = 0.5 * (actions.reshape(envs.action_space.shape) + 1.0)
-    env_actions = (space.low + shares * (space.high - space.low)).clip(space.low, space.high)
+    fractions = 0.5 * (actions.reshape(envs.action_space.shape) + 1.0)  # of the range between the bounds
+    env_actions = (space.low + fractions * (space.high - space.low)).clip(space.low, space.high)
     obs, rewards, terminations, truncations, infos = envs.step(env_actions)
     final_obs, dones = obs, terminations | truncations
     if dones.any():
@@ -220,7 +221,7 @@ class NormalActor(nn.Module):
 
 
 class Agent(nn.Module):
-    """All that is saved: policy, value function and statistics."""
+    """What model.pt holds: policy, value function and statistics."""
 
     def __init__(self, envs: VectorEnv, args: Args) -> None:
         super().__init__()
@@ -245,23 +246,35 @@ class Agent(nn.Module):
         A function of raw observations (num_envs, obs_dim) and standard normal noise (num_envs, action_dim) to actions
         (num_envs, action_dim); deterministic without noise. Follows the layers of `NormalActor.mean`.
         """
-        layers = all(isinstance(layer, (nn.Linear, nn.Tanh)) for layer in self.actor.mean)
-        assert layers, "policy() can only follow linear layers with tanh: see Layer normalisation in docs/ppo.md"
+        is_known = all(isinstance(layer, (nn.Linear, nn.Tanh)) for layer in self.actor.mean)
+        assert is_known, "policy() can only follow linear layers with tanh: see Layer normalisation in docs/ppo.md"
         tensors = self.obs_rms.mean, self.obs_rms.std, self.actor.log_std.exp(), *self.actor.mean.parameters()
         obs_mean, obs_std, std, *parameters = (x.detach().cpu().numpy() for x in tensors)
+        *hidden, (weight, bias) = zip(parameters[::2], parameters[1::2], strict=True)
 
         def act(obs: np.ndarray, noise: np.ndarray | float = 0.0) -> np.ndarray:
-            obs = obs.astype(np.float32)  # as the update has them
+            obs = obs.astype(np.float32)  # as in the rollout, so that the update sees the same numbers
             x = ((obs - obs_mean) / obs_std).clip(-10.0, 10.0) if self.norm_obs else obs
             x = x.astype(np.float32)
-            for i in range(0, len(parameters), 2):
-                x = (np.tanh(x) if i > 0 else x) @ parameters[i].T + parameters[i + 1]
-            return x + std * noise
+            for w, b in hidden:
+                x = np.tanh(x @ w.T + b)
+            return x @ weight.T + bias + std * noise
 
         return act
 
 
-# === Generalised advantage estimation =================================================================================
+# === Rollout and generalised advantage estimation =====================================================================
+
+
+class Rollout:
+    """Arrays (num_steps, num_envs, ...) of one rollout."""
+
+    def __init__(self, num_steps: int, num_envs: int, obs_dim: int, action_dim: int) -> None:
+        shape = (num_steps, num_envs)
+        self.obs, self.final_obs = np.zeros((2, *shape, obs_dim), dtype=np.float32)
+        self.actions = np.zeros((*shape, action_dim), dtype=np.float32)
+        self.rewards, self.discounted_returns = np.zeros((2, *shape), dtype=np.float32)
+        self.terminations, self.dones = np.zeros((2, *shape), dtype=bool)
 
 
 def compute_gae(
@@ -270,13 +283,13 @@ def compute_gae(
     """Advantages of a rollout; all tensors are (num_steps, num_envs) (Schulman et al. 2016, eq. 16).
 
     `next_values` are the values of the observations that the steps led to, before any reset. On termination the next
-    value is replaced by 0. A done, termination or truncation, stops the trace from reaching into the next episode.
+    value is replaced by 0. `dones` (termination or truncation) keep the trace from reaching into the next episode.
     """
     deltas = rewards + gamma * (1.0 - terminations) * next_values - values
     decays = gamma * lam * (1.0 - dones)
     advantages, advantage = [], torch.zeros_like(deltas[0])
     for delta, decay in zip(deltas.flip(0), decays.flip(0), strict=True):  # from the last step to the first
-        advantage = torch.addcmul(delta, decay, advantage)
+        advantage = torch.addcmul(delta, decay, advantage)  # delta + decay * advantage
         advantages.append(advantage)
     return torch.stack(advantages).flip(0)
 
@@ -346,8 +359,8 @@ class Adam(nn.Module):
     def step(self, gradient: Tensor) -> None:
         """Steps the parameters by their gradient, one vector (`compute_gradient`)."""
         self.num_steps.add_(1)
-        moments: Any = [self.mean], [self.square], [], [self.num_steps]  # [] would be those of AMSGrad
-        torch._fused_adam_([self.vector], [gradient], *moments, lr=self.lr, **self.settings)
+        state: Any = [self.mean], [self.square], [], [self.num_steps]  # []: AMSGrad's maxima, which are not used
+        torch._fused_adam_([self.vector], [gradient], *state, lr=self.lr, **self.settings)
 
 
 def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -357,15 +370,15 @@ def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor
 
 def compute_update_gradient(agent: Agent, minibatch: Batch, args: Args) -> tuple[Tensor, Metrics]:
     """Gradient of the joint loss (eq. 9) as one vector, its norm clipped."""
-    mb_obs, mb_actions, mb_log_prob, mb_advantages, mb_returns, mb_values = minibatch
+    mb_obs, mb_actions, mb_old_log_prob, mb_advantages, mb_returns, mb_old_values = minibatch
     if args.norm_adv:
         mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
     mean, log_std = agent.actor(mb_obs)
     log_prob = normal_log_prob(mb_actions, mean, log_std)
     entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
-    policy_loss, policy_metrics = compute_policy_loss(log_prob, mb_log_prob, mb_advantages, args.clip_coef)
+    policy_loss, policy_metrics = compute_policy_loss(log_prob, mb_old_log_prob, mb_advantages, args.clip_coef)
     values = agent.critic(mb_obs).squeeze(-1)
-    value_loss, value_metrics = compute_value_loss(values, mb_values, mb_returns, args.clip_coef)
+    value_loss, value_metrics = compute_value_loss(values, mb_old_values, mb_returns, args.clip_coef)
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
 
     gradient = compute_gradient(loss, agent.parameters())
@@ -375,38 +388,27 @@ def compute_update_gradient(agent: Agent, minibatch: Batch, args: Args) -> tuple
     return gradient, {name: value.detach() for name, value in metrics.items()}
 
 
-Gradient = Callable[..., tuple[Tensor, Metrics]]
+GradientFn = Callable[..., tuple[Tensor, Metrics]]
 
 
 def update(
-    agent: Agent, optimizer: Adam, minibatch: Batch, args: Args, gradient: Gradient = compute_update_gradient
+    agent: Agent, optimizer: Adam, minibatch: Batch, args: Args, gradient_fn: GradientFn = compute_update_gradient
 ) -> Metrics:
     """One step on a minibatch, which has rows of the columns of `make_batch`."""
-    vector, metrics = gradient(agent, minibatch, args)
-    optimizer.step(vector)
+    gradient, metrics = gradient_fn(agent, minibatch, args)
+    optimizer.step(gradient)
     if args.std_min is not None:
         with torch.no_grad():
             agent.actor.log_std.clamp_(min=math.log(args.std_min))
     return metrics
 
 
-class Rollout:
-    """Arrays (num_steps, num_envs, ...) of one rollout."""
-
-    def __init__(self, num_steps: int, num_envs: int, obs_dim: int, action_dim: int) -> None:
-        shape = (num_steps, num_envs)
-        self.obs, self.final_obs = np.zeros((2, *shape, obs_dim), dtype=np.float32)
-        self.actions = np.zeros((*shape, action_dim), dtype=np.float32)
-        self.rewards, self.discounted_returns = np.zeros((2, *shape), dtype=np.float32)
-        self.terminations, self.dones = np.zeros((2, *shape), dtype=bool)
-
-
 @torch.no_grad()
 def make_batch(agent: Agent, rollout: Rollout, args: Args, device: torch.device) -> Batch:
     """What the update learns from: obs, actions, log-probabilities, advantages, returns and values (batch_size, ...).
 
-    The log-probabilities are under the statistics that the policy acted with. Then the statistics are updated, and
-    observations and values are under the new ones; so the first ratios are not exactly 1.
+    The log-probabilities use the statistics that the policy acted with. Then the statistics are updated with the
+    rollout, and observations and values use the new ones. So the first ratios are not exactly 1.
     """
     to_device = partial(torch.as_tensor, device=device)
     raw_obs, actions = to_device(rollout.obs), to_device(rollout.actions)
@@ -419,17 +421,18 @@ def make_batch(agent: Agent, rollout: Rollout, args: Args, device: torch.device)
     rewards = agent.scale_reward(to_device(rollout.rewards)).cpu()
     ends = torch.as_tensor(rollout.terminations).float(), torch.as_tensor(rollout.dones).float()
     advantages = compute_gae(rewards, values, next_values, *ends, args.gamma, args.gae_lambda)
-    columns = obs, actions, log_prob, advantages, advantages + values, values  # (num_steps, num_envs, ...)
+    returns = advantages + values
+    columns = obs, actions, log_prob, advantages, returns, values  # (num_steps, num_envs, ...)
     return tuple(x.to(device).flatten(0, 1) for x in columns)
 
 
-def learn_from(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient: Gradient) -> dict[str, float]:
+def learn_from(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient_fn: GradientFn) -> dict[str, float]:
     """--update-epochs passes over a rollout in shuffled minibatches; returns means over all minibatches."""
     metrics: list[Metrics] = []
     for _ in range(args.update_epochs):
         permutation = torch.randperm(len(batch[0]), device=batch[0].device)
         minibatches = zip(*(x[permutation].tensor_split(args.num_minibatches) for x in batch), strict=True)
-        epoch_metrics = [update(agent, optimizer, minibatch, args, gradient) for minibatch in minibatches]
+        epoch_metrics = [update(agent, optimizer, minibatch, args, gradient_fn) for minibatch in minibatches]
         metrics += epoch_metrics
         approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
         if args.target_kl is not None and approx_kl > args.target_kl:
@@ -439,7 +442,7 @@ def learn_from(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient
 
 # === Evaluation =======================================================================================================
 
-MAX_EPISODE_STEPS = 10_000  # an evaluation's episode is cut off there
+MAX_EPISODE_STEPS = 10_000  # an evaluation cuts an episode off after so many
 
 
 def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
@@ -489,20 +492,20 @@ def main(args: Args) -> Path:
     envs = make_envs(args, args.num_envs)
     obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
     stride = args.batch_size  # environment steps of an iteration
-    total_steps = -(-args.total_timesteps // stride) * stride
+    total_steps = -(-args.total_timesteps // stride) * stride  # rounded up to whole iterations
     agent = Agent(envs, args).to(device)
     optimizer = Adam(agent.parameters(), args.learning_rate, 0.9, 0.999, 1e-5)
     rollout = Rollout(args.num_steps, args.num_envs, obs_dim, action_dim)
 
-    parts: dict[str, Any] = {"model": {"agent": agent}, "rest": {"optimizer": optimizer}}
-    with Run(args, envs, total_steps, stride, **parts) as run:
-        gradient: Gradient = compute_update_gradient
+    rest = {"optimizer": optimizer}  # of a checkpoint, which has the model, too
+    with Run(args, envs, total_steps, stride, model={"agent": agent}, rest=rest) as run:
+        gradient_fn: GradientFn = compute_update_gradient
         if args.compile:
             widths = [(obs_dim,), (action_dim,), (), (), (), ()]
             minibatch = tuple(torch.zeros((args.minibatch_size, *width), device=device) for width in widths)
-            gradient = compiled(compute_update_gradient, agent, minibatch, args)
-        # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
-        # checkpoints, and after the last one model.pt.
+            gradient_fn = compiled(compute_update_gradient, agent, minibatch, args)
+        # `run.steps()` yields the number of steps taken so far, and a seed where episodes begin anew. Between two
+        # iterations it writes the checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
             if seed is not None:  # at the start and after each checkpoint
                 obs, _ = envs.reset(seed=seed)
@@ -528,11 +531,11 @@ def main(args: Args) -> Path:
 
             # update
             batch = make_batch(agent, rollout, args, device)
-            metrics = learn_from(agent, optimizer, batch, args, gradient)
+            metrics = learn_from(agent, optimizer, batch, args, gradient_fn)
 
             # log and evaluate
             run.check(**metrics)
-            b_returns, b_values = batch[-2:]
+            *_, b_returns, b_values = batch
             metrics["losses/explained_variance"] = 1.0 - ((b_returns - b_values).var() / b_returns.var()).item()
             metrics["charts/learning_rate"] = optimizer.lr
             run.log(metrics, global_step)

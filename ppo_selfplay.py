@@ -290,7 +290,7 @@ class CategoricalActor(nn.Module):
 
 
 class Agent(nn.Module):
-    """All that is saved: policy, value function and statistics."""
+    """What model.pt holds of a behaviour: policy, value function and statistics."""
 
     def __init__(self, team: Team, args: Args) -> None:
         super().__init__()
@@ -325,7 +325,19 @@ class Agent(nn.Module):
         return self.actor.sample(policy, torch.as_tensor(masks, device=device), noise).cpu().numpy()
 
 
-# === Generalised advantage estimation =================================================================================
+# === Rollout and generalised advantage estimation =====================================================================
+
+
+class Rollout:
+    """Arrays (num_steps, rows, ...) of one rollout, with a row for each of the learner's agents in each game."""
+
+    def __init__(self, num_steps: int, num_rows: int, team: Team) -> None:
+        shape = (num_steps, num_rows)
+        self.obs, self.final_obs = np.zeros((2, *shape, team.obs_dim), dtype=np.float32)
+        self.actions = np.zeros((*shape, team.action_dim), dtype=np.int64 if team.branches else np.float32)
+        self.masks = np.zeros((*shape, sum(team.branches)), dtype=bool)
+        self.rewards, self.discounted_returns = np.zeros((2, *shape), dtype=np.float32)
+        self.terminations, self.dones, self.valid = np.zeros((3, *shape), dtype=bool)
 
 
 def compute_gae(
@@ -334,13 +346,13 @@ def compute_gae(
     """Advantages of a rollout; all tensors are (num_steps, num_envs) (Schulman et al. 2016, eq. 16).
 
     `next_values` are the values of the observations that the steps led to, before any reset. On termination the next
-    value is replaced by 0. A done, termination or truncation, stops the trace from reaching into the next episode.
+    value is replaced by 0. `dones` (termination or truncation) keep the trace from reaching into the next episode.
     """
     deltas = rewards + gamma * (1.0 - terminations) * next_values - values
     decays = gamma * lam * (1.0 - dones)
     advantages, advantage = [], torch.zeros_like(deltas[0])
     for delta, decay in zip(deltas.flip(0), decays.flip(0), strict=True):  # from the last step to the first
-        advantage = torch.addcmul(delta, decay, advantage)
+        advantage = torch.addcmul(delta, decay, advantage)  # delta + decay * advantage
         advantages.append(advantage)
     return torch.stack(advantages).flip(0)
 
@@ -410,8 +422,8 @@ class Adam(nn.Module):
     def step(self, gradient: Tensor) -> None:
         """Steps the parameters by their gradient, one vector (`compute_gradient`)."""
         self.num_steps.add_(1)
-        moments: Any = [self.mean], [self.square], [], [self.num_steps]  # [] would be those of AMSGrad
-        torch._fused_adam_([self.vector], [gradient], *moments, lr=self.lr, **self.settings)
+        state: Any = [self.mean], [self.square], [], [self.num_steps]  # []: AMSGrad's maxima, which are not used
+        torch._fused_adam_([self.vector], [gradient], *state, lr=self.lr, **self.settings)
 
 
 def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -421,15 +433,15 @@ def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor
 
 def compute_update_gradient(agent: Agent, minibatch: Batch, args: Args) -> tuple[Tensor, Metrics]:
     """Gradient of the joint loss (eq. 9) as one vector, its norm clipped."""
-    mb_obs, mb_masks, mb_actions, mb_log_prob, mb_advantages, mb_returns, mb_values = minibatch
+    mb_obs, mb_masks, mb_actions, mb_old_log_prob, mb_advantages, mb_returns, mb_old_values = minibatch
     if args.norm_adv:
         mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
     policy = agent.actor(mb_obs)
     log_prob = agent.actor.log_prob(policy, mb_masks, mb_actions)
     entropy = agent.actor.entropy(policy, mb_masks).mean()
-    policy_loss, policy_metrics = compute_policy_loss(log_prob, mb_log_prob, mb_advantages, args.clip_coef)
+    policy_loss, policy_metrics = compute_policy_loss(log_prob, mb_old_log_prob, mb_advantages, args.clip_coef)
     values = agent.critic(mb_obs).squeeze(-1)
-    value_loss, value_metrics = compute_value_loss(values, mb_values, mb_returns, args.clip_coef)
+    value_loss, value_metrics = compute_value_loss(values, mb_old_values, mb_returns, args.clip_coef)
     loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
 
     gradient = compute_gradient(loss, agent.parameters())
@@ -439,36 +451,24 @@ def compute_update_gradient(agent: Agent, minibatch: Batch, args: Args) -> tuple
     return gradient, {name: value.detach() for name, value in metrics.items()}
 
 
-Gradient = Callable[..., tuple[Tensor, Metrics]]
+GradientFn = Callable[..., tuple[Tensor, Metrics]]
 
 
 def update(
-    agent: Agent, optimizer: Adam, minibatch: Batch, args: Args, gradient: Gradient = compute_update_gradient
+    agent: Agent, optimizer: Adam, minibatch: Batch, args: Args, gradient_fn: GradientFn = compute_update_gradient
 ) -> Metrics:
     """One step on a minibatch, which has rows of the columns of `make_batch`."""
-    vector, metrics = gradient(agent, minibatch, args)
-    optimizer.step(vector)
+    gradient, metrics = gradient_fn(agent, minibatch, args)
+    optimizer.step(gradient)
     return metrics
-
-
-class Rollout:
-    """Arrays (num_steps, rows, ...) of one rollout, with a row for each of the learner's agents in each game."""
-
-    def __init__(self, num_steps: int, num_rows: int, team: Team) -> None:
-        shape = (num_steps, num_rows)
-        self.obs, self.final_obs = np.zeros((2, *shape, team.obs_dim), dtype=np.float32)
-        self.actions = np.zeros((*shape, team.action_dim), dtype=np.int64 if team.branches else np.float32)
-        self.masks = np.zeros((*shape, sum(team.branches)), dtype=bool)
-        self.rewards, self.discounted_returns = np.zeros((2, *shape), dtype=np.float32)
-        self.terminations, self.dones, self.valid = np.zeros((3, *shape), dtype=bool)
 
 
 @torch.no_grad()
 def make_batch(agent: Agent, rollout: Rollout, args: Args, device: torch.device) -> Batch:
     """What the update learns from: obs, masks, actions, log-probabilities, advantages, returns, values (n, ...).
 
-    The log-probabilities are under the statistics that the policy acted with. Then the statistics are updated, and
-    observations and values are under the new ones; so the first ratios are not exactly 1.
+    The log-probabilities use the statistics that the policy acted with. Then the statistics are updated with the
+    rollout, and observations and values use the new ones. So the first ratios are not exactly 1.
     Rows of agents that had left their game are not in the batch.
     """
     to_device = partial(torch.as_tensor, device=device)
@@ -484,18 +484,19 @@ def make_batch(agent: Agent, rollout: Rollout, args: Args, device: torch.device)
     rewards = agent.scale_reward(to_device(rollout.rewards)).cpu()
     ends = torch.as_tensor(rollout.terminations).float(), torch.as_tensor(rollout.dones).float()
     advantages = compute_gae(rewards, values, next_values, *ends, args.gamma, args.gae_lambda)
-    columns = obs, masks, actions, log_prob, advantages, advantages + values, values  # (num_steps, num_rows, ...)
+    returns = advantages + values
+    columns = obs, masks, actions, log_prob, advantages, returns, values  # (num_steps, num_rows, ...)
     return tuple(x.to(device)[valid] for x in columns)
 
 
-def learn_from(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient: Gradient) -> dict[str, float]:
+def learn_from(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient_fn: GradientFn) -> dict[str, float]:
     """--update-epochs passes over a rollout in shuffled minibatches; returns means over all minibatches."""
     metrics: list[Metrics] = []
     num_minibatches = min(args.num_minibatches, len(batch[0]) // 2)  # fewer where agents have left their games
     for _ in range(args.update_epochs if num_minibatches else 0):
         permutation = torch.randperm(len(batch[0]), device=batch[0].device)
         minibatches = zip(*(x[permutation].tensor_split(num_minibatches) for x in batch), strict=True)
-        epoch_metrics = [update(agent, optimizer, minibatch, args, gradient) for minibatch in minibatches]
+        epoch_metrics = [update(agent, optimizer, minibatch, args, gradient_fn) for minibatch in minibatches]
         metrics += epoch_metrics
         approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
         if args.target_kl is not None and approx_kl > args.target_kl:
@@ -556,7 +557,7 @@ def main(args: Args) -> Path:
     print(describe_teams(env))
     all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)
     stride = args.batch_size  # game steps of an iteration
-    total_steps = -(-args.total_timesteps // stride) * stride
+    total_steps = -(-args.total_timesteps // stride) * stride  # rounded up to whole iterations
     agents = {team.behavior: Agent(team, all_args[team.behavior]).to(device) for team in env.teams}
     initialize(agents, args, load_run)
     optimizers = {b: Adam(agents[b].parameters(), own.learning_rate, 0.9, 0.999, 1e-5) for b, own in all_args.items()}
@@ -564,19 +565,19 @@ def main(args: Args) -> Path:
     # --- pools and ratings ---
     matches = start_matches(all_args, env, agents, total_steps, stride, load_rivals(args, load_run, env))
 
-    parts: dict[str, Any] = {"evaluate_with": f"--against {scripted_players(env)[-1].name} --capture-video"}
-    parts["model"] = {"agent": agents, "pool": matches.pools}
-    parts["rest"] = {"optimizer": optimizers, "matches": matches}
-    with Run(args, env, total_steps, stride, **parts) as run:
-        gradient: Gradient = compute_update_gradient
+    model = {"agent": agents, "pool": matches.pools}
+    rest = {"optimizer": optimizers, "matches": matches}  # of a checkpoint, which has the model, too
+    hint = f"--against {scripted_players(env)[-1].name} --capture-video"  # flags of the command that the end suggests
+    with Run(args, env, total_steps, stride, model=model, rest=rest, evaluate_with=hint) as run:
+        gradient_fn: GradientFn = compute_update_gradient
         for team in {team.behavior: team for team in env.teams}.values() if args.compile else ():
             zeros, rows = partial(torch.zeros, device=device), args.minibatch_size * len(team.agents)
             b_masks = zeros((rows, sum(team.branches)), dtype=torch.bool)
             b_actions = zeros((rows, team.action_dim), dtype=torch.int64 if team.branches else torch.float32)
             minibatch = zeros((rows, team.obs_dim)), b_masks, b_actions, *(zeros(rows) for _ in range(4))
-            gradient = compiled(gradient, agents[team.behavior], minibatch, all_args[team.behavior])
-        # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
-        # checkpoints, and after the last one model.pt.
+            gradient_fn = compiled(gradient_fn, agents[team.behavior], minibatch, all_args[team.behavior])
+        # `run.steps()` yields the number of steps taken so far, and a seed where episodes begin anew. Between two
+        # iterations it writes the checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
             learner, own = matches.learner, all_args[matches.learner]
             agent, optimizer, team = agents[learner], optimizers[learner], env.teams[matches.sides[0]]
@@ -617,7 +618,7 @@ def main(args: Args) -> Path:
 
             # update
             batch = make_batch(agent, rollout, own, device)
-            metrics = learn_from(agent, optimizer, batch, own, gradient)
+            metrics = learn_from(agent, optimizer, batch, own, gradient_fn)
 
             # snapshot, change of turn
             end_turn(agent, matches, global_step, args)
@@ -627,7 +628,7 @@ def main(args: Args) -> Path:
             # log and evaluate
             run.check(**metrics)
             if metrics:
-                b_returns, b_values = batch[-2:]
+                *_, b_returns, b_values = batch
                 metrics["losses/explained_variance"] = 1.0 - ((b_returns - b_values).var() / b_returns.var()).item()
             metrics["charts/learning_rate"] = optimizer.lr
             metrics |= matches.metrics() | {"charts/learner": float(list(agents).index(learner))}

@@ -9,10 +9,8 @@ walks through this file, explains every logged metric and has the results.
     python sac_continuous.py --resume runs/FOLDER
 
 Deviations from the reference, CleanRL's `sac_continuous_action.py`:
-- The next observation of an episode's last transition is the episode's own, never that of a reset. As in the
-  reference, a time limit is not stored as a termination.
 - The log standard deviation is clamped to [-20, 2], as in the paper's code; the reference squashes it into [-5, 2].
-- The actor loss also yields the entropy coefficient's loss; the reference samples the policy again.
+- The entropy coefficient's loss uses the actions of the actor's loss; the reference samples the policy again.
 - The actor is updated with every critic update, and all three learning rates are 1e-3.
 - The policy acts in [-1, 1], and actions are rescaled to the bounds of the task. Entropies are of actions in [-1, 1].
 - Speed: both critics are one batched module, Adam steps one vector, and gradients are compiled (or `--no-compile`).
@@ -131,13 +129,14 @@ def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
-    Returns obs, final_obs (num_envs, obs_dim), rewards, terminations, truncations (num_envs,). `final_obs` is what the
-    step led to. `obs` is what to act on next: where an episode has ended, the first observation of the next one.
+    Actions outside of [-1, 1] are clipped for the task alone. Returns obs, final_obs (num_envs, obs_dim), rewards,
+    terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next:
+    environments are reset in the step that ends an episode, so there `obs` is the first one of the next episode.
     """
     space = envs.single_action_space
     assert isinstance(space, gym.spaces.Box), "--env-id takes a task with a Box action space"
-    shares = 0.5 * (actions.reshape(envs.action_space.shape) + 1.0)
-    env_actions = (space.low + shares * (space.high - space.low)).clip(space.low, space.high)
+    fractions = 0.5 * (actions.reshape(envs.action_space.shape) + 1.0)  # of the range between the bounds
+    env_actions = (space.low + fractions * (space.high - space.low)).clip(space.low, space.high)
     obs, rewards, terminations, truncations, infos = envs.step(env_actions)
     final_obs, dones = obs, terminations | truncations
     if dones.any():
@@ -233,7 +232,7 @@ class TwinQNetwork(nn.Module):
 
 
 class Agent(nn.Module):
-    """All that is saved: policy, critics, target networks, alpha and observation statistics."""
+    """What model.pt holds: policy, critics, target networks, alpha and observation statistics."""
 
     def __init__(self, envs: VectorEnv, args: Args) -> None:
         super().__init__()
@@ -265,16 +264,16 @@ class Agent(nn.Module):
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, one row each, so that a minibatch is one gather."""
+    """The last `capacity` transitions. Each is one row of `data`, so a minibatch is a single `index_select`."""
 
     def __init__(self, capacity: int, obs_dim: int, action_dim: int, device: torch.device) -> None:
         self.widths = [obs_dim, action_dim, 1, obs_dim, 1]
         self.data = torch.empty((capacity, sum(self.widths)), device=device)
         self.total = 0  # transitions stored so far: transition i is in row i % capacity
-        self.columns = {"rows": self.data}  # what checkpoints hold
+        self.columns = {"rows": self.data}  # what checkpoints hold, by name
 
     def add(self, *columns: np.ndarray) -> None:
-        """Stores a batch: the columns that `sample` returns (n, ...)."""
+        """Stores n transitions: obs, actions, rewards, final_obs and terminations (n, ...)."""
         flat = [column.reshape(len(column), -1) for column in columns]
         rows = torch.as_tensor(np.concatenate(flat, axis=1, dtype=np.float32), device=self.data.device)
         indices = torch.arange(self.total, self.total + len(rows), device=rows.device) % len(self.data)
@@ -298,7 +297,7 @@ Batch = tuple[Tensor, ...]  # the columns of a batch
 
 
 def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Actions tanh(u) (..., action_dim) with u normal, and their log-probability (...), differentiable (appendix C).
+    """Actions tanh(u) (..., action_dim) with normal u, and their log-probabilities (...), differentiable (appendix C).
 
     `noise` (..., action_dim) is standard normal. log(1 - tanh(u)^2) is computed as 2 (log 2 - u - softplus(-2u)), which
     neither overflows nor loses precision where tanh saturates.
@@ -331,7 +330,7 @@ def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tenso
 
 def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """The policy's loss (eq. 9), and the log-probabilities (batch_size,) of the actions that it was computed from."""
-    mean, log_std = agent.actor(obs)
+    mean, log_std = agent.actor(obs)  # obs are normalised
     actions, log_prob = sample_actions(mean, log_std, noise)
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(obs, actions).amin(0)).mean()
     metrics = {"losses/actor_loss": actor_loss, "losses/entropy": -log_prob.mean(), "losses/policy_mean": mean.mean()}
@@ -371,8 +370,8 @@ class Adam(nn.Module):
     def step(self, gradient: Tensor) -> None:
         """Steps the parameters by their gradient, one vector (`compute_gradient`)."""
         self.num_steps.add_(1)
-        moments: Any = [self.mean], [self.square], [], [self.num_steps]  # [] would be those of AMSGrad
-        torch._fused_adam_([self.vector], [gradient], *moments, lr=self.lr, **self.settings)
+        state: Any = [self.mean], [self.square], [], [self.num_steps]  # []: AMSGrad's maxima, which are not used
+        torch._fused_adam_([self.vector], [gradient], *state, lr=self.lr, **self.settings)
 
 
 def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -394,14 +393,17 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
 def compute_actor_gradient(
     agent: Agent, batch: Batch, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
-    """The gradients of the actor and, with --autotune, of alpha; the critics get none."""
-    actor_loss, log_prob, metrics = compute_actor_loss(agent, agent.normalize(batch[0]), noise)
-    gradient, alpha_gradient = compute_gradient(actor_loss, agent.groups()["policy"]), None
+    """The gradients of the actor and, with --autotune, of alpha; `compute_gradient` gives the critics none."""
+    obs = batch[0]
+    actor_loss, log_prob, metrics = compute_actor_loss(agent, agent.normalize(obs), noise)
+    gradient = compute_gradient(actor_loss, agent.groups()["policy"])
     metrics["losses/actor_grad_norm"] = gradient.norm()
+    alpha_gradient = None
     if args.autotune:
-        target_entropy = -args.target_entropy_scale * noise.shape[1]
+        target_entropy = -args.target_entropy_scale * noise.shape[1]  # noise is (batch_size, action_dim)
         alpha_loss, alpha_metrics = compute_alpha_loss(agent, log_prob, target_entropy)
-        alpha_gradient, metrics = compute_gradient(alpha_loss, agent.groups()["alpha"]), metrics | alpha_metrics
+        alpha_gradient = compute_gradient(alpha_loss, agent.groups()["alpha"])
+        metrics |= alpha_metrics
     return gradient, alpha_gradient, {name: value.detach() for name, value in metrics.items()}
 
 
@@ -409,25 +411,26 @@ def compute_actor_gradient(
 def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
     """Moves the target's parameters by `tau` towards the source's, and copies buffers."""
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):
+    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):  # of layers with statistics
         target_buffer.copy_(buffer)
 
 
-Gradients = tuple[Callable[..., tuple[Tensor, Metrics]], Callable[..., tuple[Tensor, Tensor | None, Metrics]]]
-PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by their compiled forms with --compile
+GradientFns = tuple[Callable[..., tuple[Tensor, Metrics]], Callable[..., tuple[Tensor, Tensor | None, Metrics]]]
+PLAIN: GradientFns = (compute_qf_gradient, compute_actor_gradient)  # `main` compiles them, unless --no-compile
 
 
 def update(
-    agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
+    agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, num_updates: int, fns: GradientFns = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics, actor, alpha, targets; `step` is the number of earlier ones."""
-    (qf_gradient, actor_gradient), actions = gradients, batch[1]
-    gradient, metrics = qf_gradient(agent, batch, torch.randn_like(actions), args)
+    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` is the number of earlier ones."""
+    qf_gradient_fn, actor_gradient_fn = fns
+    actions = batch[1]
+    gradient, metrics = qf_gradient_fn(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)
 
-    if step % args.policy_frequency == 0:
-        for _ in range(args.policy_frequency):
-            gradient, alpha_gradient, actor_metrics = actor_gradient(agent, batch, torch.randn_like(actions), args)
+    if num_updates % args.policy_frequency == 0:
+        for _ in range(args.policy_frequency):  # so that the actor takes as many steps as the critics
+            gradient, alpha_gradient, actor_metrics = actor_gradient_fn(agent, batch, torch.randn_like(actions), args)
             optimizers["policy"].step(gradient)
             if alpha_gradient is not None:
                 optimizers["alpha"].step(alpha_gradient)
@@ -440,7 +443,7 @@ def update(
 
 # === Evaluation =======================================================================================================
 
-MAX_EPISODE_STEPS = 10_000  # an evaluation's episode is cut off there
+MAX_EPISODE_STEPS = 10_000  # an evaluation cuts an episode off after so many
 
 
 def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
@@ -490,29 +493,29 @@ def main(args: Args) -> Path:
     envs = make_envs(args, args.num_envs)
     obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
     stride = args.num_envs  # environment steps of an iteration
-    total_steps = -(-args.total_timesteps // stride) * stride
+    total_steps = -(-args.total_timesteps // stride) * stride  # rounded up to whole iterations
     agent = Agent(envs, args).to(device)
     learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
     optimizers = {name: Adam(group, learning_rates[name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
     buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim, device)
-    counters = {"num_updates": 0}
+    counters = {"num_updates": 0}  # a dict, which checkpoints save and load
 
-    parts: dict[str, Any] = {"model": {"agent": agent}, "buffers": {"replay": buffer}}
-    parts["rest"] = {"optimizer": optimizers, "counters": counters}
-    with Run(args, envs, total_steps, stride, **parts) as run:
-        gradients = PLAIN
+    rest = {"optimizer": optimizers, "counters": counters}  # of a checkpoint, which has the model and the buffer, too
+    with Run(args, envs, total_steps, stride, model={"agent": agent}, rest=rest, buffers={"replay": buffer}) as run:
+        gradient_fns = PLAIN
         if args.compile:
             batch = buffer.gather(torch.zeros(args.batch_size, dtype=torch.int64, device=device))
             example = agent, batch, torch.zeros_like(batch[1]), args
-            gradients = compiled(compute_qf_gradient, *example), compiled(compute_actor_gradient, *example)
-        # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
-        # checkpoints, and after the last one model.pt.
+            gradient_fns = compiled(compute_qf_gradient, *example), compiled(compute_actor_gradient, *example)
+        # `run.steps()` yields the number of steps taken so far, and a seed where episodes begin anew. Between two
+        # iterations it writes the checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
             if seed is not None:  # at the start and after each checkpoint
                 obs, _ = envs.reset(seed=seed)
                 update_metrics: Metrics = {}
-            for name in ("policy", "q") if args.anneal_lr else ():
-                optimizers[name].lr = learning_rates[name] * (1.0 - global_step / total_steps)
+            if args.anneal_lr:
+                for name in ("policy", "q"):
+                    optimizers[name].lr = learning_rates[name] * (1.0 - global_step / total_steps)
 
             # act and step
             if args.norm_obs:
@@ -521,23 +524,23 @@ def main(args: Args) -> Path:
                 actions = 2.0 * torch.rand((args.num_envs, action_dim)).numpy() - 1.0
             else:
                 actions = agent.act(obs, torch.randn((args.num_envs, action_dim), device=device))
-            next_obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
-            run.check(observation=np.concatenate([obs, final_obs], axis=-1)[None], reward=rewards[None])
+            prev_obs = obs
+            obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
+            run.check(observation=np.concatenate([prev_obs, final_obs], axis=-1)[None], reward=rewards[None])
             global_step += stride  # now the number of steps after this iteration
 
             # store
-            buffer.add(obs, actions, rewards, final_obs, terminations)
+            buffer.add(prev_obs, actions, rewards, final_obs, terminations)  # a time limit ends no future: not stored
             run.record(rewards, terminations | truncations)
-            obs = next_obs
 
             # update
             while counters["num_updates"] < int(args.updates_per_step * (global_step - args.learning_starts)):
                 batch = buffer.sample(args.batch_size)
-                update_metrics |= update(agent, optimizers, batch, args, counters["num_updates"], gradients)
+                update_metrics |= update(agent, optimizers, batch, args, counters["num_updates"], gradient_fns)
                 counters["num_updates"] += 1
 
             # log and evaluate
-            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears what `record` has collected
+            if run.due(args.log_freq, args.checkpoint_freq):  # before a checkpoint clears what `record` has collected
                 metrics = {name: value.item() for name, value in update_metrics.items()}
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}

@@ -297,7 +297,7 @@ class TwinQNetwork(nn.Module):
 
 
 class Agent(nn.Module):
-    """All that is saved: policy, critics, target networks, alpha and observation statistics."""
+    """What model.pt holds of a behaviour: policy, critics, target networks, alpha and observation statistics."""
 
     def __init__(self, team: Team, args: Args) -> None:
         super().__init__()
@@ -410,7 +410,7 @@ Batch = tuple[Tensor, ...]  # the columns of a batch
 
 
 def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Actions tanh(u) (..., action_dim) with u normal, and their log-probability (...), differentiable (appendix C).
+    """Actions tanh(u) (..., action_dim) with normal u, and their log-probabilities (...), differentiable (appendix C).
 
     `noise` (..., action_dim) is standard normal. log(1 - tanh(u)^2) is computed as 2 (log 2 - u - softplus(-2u)), which
     neither overflows nor loses precision where tanh saturates.
@@ -519,8 +519,8 @@ class Adam(nn.Module):
     def step(self, gradient: Tensor) -> None:
         """Steps the parameters by their gradient, one vector (`compute_gradient`)."""
         self.num_steps.add_(1)
-        moments: Any = [self.mean], [self.square], [], [self.num_steps]  # [] would be those of AMSGrad
-        torch._fused_adam_([self.vector], [gradient], *moments, lr=self.lr, **self.settings)
+        state: Any = [self.mean], [self.square], [], [self.num_steps]  # []: AMSGrad's maxima, which are not used
+        torch._fused_adam_([self.vector], [gradient], *state, lr=self.lr, **self.settings)
 
 
 def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -542,13 +542,16 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
 def compute_actor_gradient(
     agent: Agent, batch: Batch, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
-    """The gradients of the actor and, with --autotune, of alpha; the critics get none."""
-    actor_loss, entropies, metrics = compute_actor_loss(agent, agent.normalize(batch[0]), batch[1], noise)
-    gradient, alpha_gradient = compute_gradient(actor_loss, agent.groups()["policy"]), None
+    """The gradients of the actor and, with --autotune, of alpha; `compute_gradient` gives the critics none."""
+    obs, masks = batch[:2]
+    actor_loss, entropies, metrics = compute_actor_loss(agent, agent.normalize(obs), masks, noise)
+    gradient = compute_gradient(actor_loss, agent.groups()["policy"])
     metrics["losses/actor_grad_norm"] = gradient.norm()
+    alpha_gradient = None
     if args.autotune:
-        alpha_loss, alpha_metrics = compute_alpha_loss(agent, entropies, target_entropies(agent, batch[1], args))
-        alpha_gradient, metrics = compute_gradient(alpha_loss, agent.groups()["alpha"]), metrics | alpha_metrics
+        alpha_loss, alpha_metrics = compute_alpha_loss(agent, entropies, target_entropies(agent, masks, args))
+        alpha_gradient = compute_gradient(alpha_loss, agent.groups()["alpha"])
+        metrics |= alpha_metrics
     return gradient, alpha_gradient, {name: value.detach() for name, value in metrics.items()}
 
 
@@ -556,25 +559,26 @@ def compute_actor_gradient(
 def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
     """Moves the target's parameters by `tau` towards the source's, and copies buffers."""
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):
+    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):  # of layers with statistics
         target_buffer.copy_(buffer)
 
 
-Gradients = tuple[Callable[..., tuple[Tensor, Metrics]], Callable[..., tuple[Tensor, Tensor | None, Metrics]]]
-PLAIN: Gradients = (compute_qf_gradient, compute_actor_gradient)  # replaced by their compiled forms with --compile
+GradientFns = tuple[Callable[..., tuple[Tensor, Metrics]], Callable[..., tuple[Tensor, Tensor | None, Metrics]]]
+PLAIN: GradientFns = (compute_qf_gradient, compute_actor_gradient)  # `main` compiles them, unless --no-compile
 
 
 def update(
-    agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, step: int, gradients: Gradients = PLAIN
+    agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, num_updates: int, fns: GradientFns = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics, actor, alpha, targets; `step` is the number of earlier ones."""
-    (qf_gradient, actor_gradient), actions = gradients, batch[2]
-    gradient, metrics = qf_gradient(agent, batch, torch.randn_like(actions), args)
+    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` is the number of earlier ones."""
+    qf_gradient_fn, actor_gradient_fn = fns
+    actions = batch[2]
+    gradient, metrics = qf_gradient_fn(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)
 
-    if step % args.policy_frequency == 0:
-        for _ in range(args.policy_frequency):
-            gradient, alpha_gradient, actor_metrics = actor_gradient(agent, batch, torch.randn_like(actions), args)
+    if num_updates % args.policy_frequency == 0:
+        for _ in range(args.policy_frequency):  # so that the actor takes as many steps as the critics
+            gradient, alpha_gradient, actor_metrics = actor_gradient_fn(agent, batch, torch.randn_like(actions), args)
             optimizers["policy"].step(gradient)
             if alpha_gradient is not None:
                 optimizers["alpha"].step(alpha_gradient)
@@ -640,7 +644,7 @@ def main(args: Args) -> Path:
     print(describe_teams(env))
     all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)
     stride = args.num_games  # game steps of an iteration
-    total_steps = -(-args.total_timesteps // stride) * stride
+    total_steps = -(-args.total_timesteps // stride) * stride  # rounded up to whole iterations
     agents = {team.behavior: Agent(team, all_args[team.behavior]).to(device) for team in env.teams}
     initialize(agents, args, load_run)
     learning_rates = {b: {"policy": own.policy_lr, "q": own.q_lr, "alpha": own.alpha_lr} for b, own in all_args.items()}
@@ -656,18 +660,18 @@ def main(args: Args) -> Path:
         fail("--replay-opponents window takes a game in which the opponents of each team share a behaviour")
     game_steps, num_updates = dict.fromkeys(agents, 0), dict.fromkeys(agents, 0)
 
-    parts: dict[str, Any] = {"evaluate_with": f"--against {scripted_players(env)[-1].name} --capture-video"}
-    parts["model"], parts["buffers"] = {"agent": agents, "pool": matches.pools}, buffers
-    parts["rest"] = {"window": {behavior: buffer.window for behavior, buffer in buffers.items()}, "matches": matches}
-    parts["rest"] |= {"optimizer": all_optimizers, "game_steps": game_steps, "num_updates": num_updates}
-    with Run(args, env, total_steps, stride, **parts) as run:
-        gradients = PLAIN
+    model = {"agent": agents, "pool": matches.pools}
+    rest = {"optimizer": all_optimizers, "matches": matches, "game_steps": game_steps, "num_updates": num_updates}
+    rest["window"] = {behavior: buffer.window for behavior, buffer in buffers.items()}
+    hint = f"--against {scripted_players(env)[-1].name} --capture-video"  # flags of the command that the end suggests
+    with Run(args, env, total_steps, stride, model=model, rest=rest, buffers=buffers, evaluate_with=hint) as run:
+        gradient_fns = PLAIN
         for behavior, buffer in buffers.items() if args.compile else ():
             batch = buffer.gather(torch.zeros(all_args[behavior].batch_size, dtype=torch.int64, device=device))
             example = agents[behavior], batch, torch.zeros_like(batch[2]), all_args[behavior]
-            gradients = compiled(gradients[0], *example), compiled(gradients[1], *example)
-        # Yields the steps taken so far, and a seed where episodes begin anew. Between two iterations it writes the
-        # checkpoints, and after the last one model.pt.
+            gradient_fns = compiled(gradient_fns[0], *example), compiled(gradient_fns[1], *example)
+        # `run.steps()` yields the number of steps taken so far, and a seed where episodes begin anew. Between two
+        # iterations it writes the checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
             learner, own = matches.learner, all_args[matches.learner]
             agent, optimizers, buffer = agents[learner], all_optimizers[learner], buffers[learner]
@@ -676,8 +680,9 @@ def main(args: Args) -> Path:
                 obs = env.reset(seed)
                 run.check(global_step, observation=obs)
                 update_metrics: Metrics = {}
-            for name in ("policy", "q") if own.anneal_lr else ():
-                optimizers[name].lr = learning_rates[learner][name] * (1.0 - global_step / total_steps)
+            if own.anneal_lr:
+                for name in ("policy", "q"):
+                    optimizers[name].lr = learning_rates[learner][name] * (1.0 - global_step / total_steps)
 
             # act and step
             learner_obs, valid = matches.of_learner(obs), matches.of_learner(env.alive)
@@ -713,7 +718,7 @@ def main(args: Args) -> Path:
             has_new = buffer.total > buffer.window["refreshed_at"]  # perhaps no old transition may be drawn
             while has_new and num_updates[learner] < num_due:
                 batch = buffer.sample(own.batch_size)
-                update_metrics |= update(agent, optimizers, batch, own, num_updates[learner], gradients)
+                update_metrics |= update(agent, optimizers, batch, own, num_updates[learner], gradient_fns)
                 num_updates[learner] += 1
 
             # snapshot, change of turn
@@ -724,7 +729,7 @@ def main(args: Args) -> Path:
                 buffers[matches.learner].leave_out(matches.oldest_opponent())
 
             # log and evaluate
-            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears what `matches` has collected
+            if run.due(args.log_freq, args.checkpoint_freq):  # before a checkpoint clears what `matches` has collected
                 metrics = matches.metrics() | {name: value.item() for name, value in update_metrics.items()}
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}

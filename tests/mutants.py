@@ -118,8 +118,8 @@ MUTANTS = [
     ),
     Mutant(
         SAC,
-        "buffer.add(obs, actions, rewards, final_obs, terminations)",
-        "buffer.add(obs, actions, rewards, final_obs, terminations | truncations)",
+        "buffer.add(prev_obs, actions, rewards, final_obs, terminations)",
+        "buffer.add(prev_obs, actions, rewards, final_obs, terminations | truncations)",
         "main: a truncation stored as a termination",
         ENVIRONMENT_TESTS,
     ),

@@ -11,6 +11,8 @@ from conftest import Train, load_file, load_weights
 from test_siblings import ROOT
 
 Edit = tuple[str, str]  # of the script: text that is there once, and what takes its place
+RESULTS = 'return {"eval/return_mean": returns.mean(), "eval/return_std": returns.std(), '
+RESULTS += '"eval/length_mean": lengths.mean()}'
 
 
 def code(page: str, section: str) -> list[str]:
@@ -36,7 +38,7 @@ def ppo_changes() -> dict[str, list[Edit]]:
     layer, actor = "layers += [layer] if is_output else [layer, nn.Tanh()]", "self.actor.mean.parameters()"
     critic = "self.critic = mlp(obs_dim, 64, 64, 1, output_gain=1.0)"
     script = (ROOT / "ppo_continuous.py").read_text()
-    acting = "layers = all(" + script.split("layers = all(")[1].split("        return act\n")[0]
+    acting = "is_known = all(" + script.split("is_known = all(")[1].split("        return act\n")[0]
     assert actor in acting
     loss = script.split("    clipped_values = ")[1].split("    return loss")[0]
     optimizer, sgd = "optimizer = Adam(", code("sac", "Another optimiser")
@@ -51,6 +53,7 @@ def ppo_changes() -> dict[str, list[Edit]]:
             (layer, norm[1]),
             (critic, norm[2]),
         ],
+        "metric": [(RESULTS, block(code("ppo", "A new evaluation metric")))],
         "norm of both": [(layer, norm[3]), (acting, block(norm[4:]) + "\n")],
         "SGD": [before("class Adam(", block(sgd[:14]) + "\n\n\n"), (rate, code("ppo", "Another optimiser")[0])],
         "RMSprop": [
@@ -69,13 +72,17 @@ def sac_changes() -> dict[str, list[Edit]]:
     adam = f"Adam({rate}, 0.9, 0.999, 1e-8)"
     classes = {"SGD": block(sgd[:14]), "RMSprop": block(sgd[14:])}
     classes["Adam of PyTorch"] = classes["RMSprop"].replace("RMSprop", "Adam")
+    (reward,) = re.findall(r"`(buffer\.add\(.*)`", (ROOT / "docs" / "sac.md").read_text())
+    norm_lines = [f'metrics["losses/{name}_grad_norm"] = gradient.norm()' for name in ("qf", "actor")]
     twos = ["torch.empty(2, fan_in, fan_out)", "torch.empty(2, 1, fan_out)", "len(x) == 2", ".expand(2, -1, -1)"]
     return {
         "wider": [("self.net = mlp(obs_dim, 256, 256, 2 * action_dim)", wider[0]), (loop, wider[1])],
         "loss": [("qf_losses = (qf_values - td_target).square().mean(1)", code("sac", "Another loss")[0])],
         "flag": [before("autotune: bool = True", block(code("sac", "A new flag")))],
         "wrapper": [before("if not isinstance(env.observation_space", block(code("sac", "An environment wrapper")))],
-        "reward": [("buffer.add(obs, actions, rewards,", "buffer.add(obs, actions, 0.1 * rewards,")],
+        "reward": [("buffer.add(prev_obs, actions, rewards, final_obs, terminations)", reward)],
+        "clip": [(norm_line, f"{norm_line}\n{block(code('sac', 'Clip the gradients'))}") for norm_line in norm_lines],
+        "metric": [(RESULTS, block(code("sac", "A new evaluation metric")))],
         "more critics": [(old, old.replace("2", "3", 1)) for old in twos],
         "norm": [
             before("class TwinQNetwork(", block(norm[:-1]) + "\n\n\n"),
@@ -100,7 +107,7 @@ CHANGES = {("ppo", name): edits for name, edits in ppo_changes().items()} | {
 def test_change_of_the_page_trains(page: str, name: str, train: Train, tmp_path: Path) -> None:
     """Each edit's text is in the script once; the copy trains, and to other weights than the script.
 
-    A new flag alone changes none, and PyTorch's Adam only by rounding.
+    A new flag or metric alone changes none, and PyTorch's Adam only by rounding.
     """
     script, copied = f"{page}_continuous", f"{page}_{name.replace(' ', '_')}"
     text = (ROOT / f"{script}.py").read_text()
@@ -115,8 +122,8 @@ def test_change_of_the_page_trains(page: str, name: str, train: Train, tmp_path:
     module.__name__ = script  # `train` has the budget by name
     weights, expected = load_weights(train(module)), load_weights(train(sys.modules[script]))
     assert all(x.isfinite().all() for x in weights.values())
-    if name in ("flag", "Adam of PyTorch"):
+    if name in ("flag", "metric", "Adam of PyTorch"):
         for key, value in expected.items():
-            torch.testing.assert_close(weights[key], value, rtol=0.0, atol=0.0 if name == "flag" else 1e-3)
+            torch.testing.assert_close(weights[key], value, rtol=0.0, atol=1e-3 if name == "Adam of PyTorch" else 0.0)
     else:
         assert not all(weights[key].shape == x.shape and weights[key].equal(x) for key, x in expected.items())

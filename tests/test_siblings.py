@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ["ppo_continuous", "sac_continuous", "ppo_selfplay", "sac_selfplay"]
 SECTIONS = ["Arguments", "Environments", "Networks", "", "Losses and update", "Evaluation", "Main"]
-OWN = {"ppo": "Generalised advantage estimation", "sac": "Replay buffer"}
+OWN = {"ppo": "Rollout and generalised advantage estimation", "sac": "Replay buffer"}
 STAND_IN = "Stand-in for utils/run.py, where this file was copied alone"
 # Lines of the file without the stand-in; of `main`; of the body of the loop.
 MAX_LINES = {"continuous": (605, 121, 66), "selfplay": (825, 121, 66)}
