@@ -123,10 +123,7 @@ def make_case(script: str, args: Args, what: str = "script") -> Case:
         flags += ["--learning-starts", "500"]
         flags += ["--window", "8", "--save-steps", "2000", "--play-against-latest-model-ratio", "0"]
     steps = -(-(args.steps or steps) // unit) * unit
-    flags += [
-        "--total-timesteps",
-        str(10 * (warmup + steps)),
-    ]  # more than are measured; the end of annealing changes no speed
+    flags += ["--total-timesteps", str(10 * (warmup + steps))]  # more than are measured
     return Case(tuple(flags), warmup, steps)
 
 
@@ -150,7 +147,7 @@ class Clocks:
 
     def __init__(self, warmup: int, steps: int) -> None:
         self.warmup, self.last, self.step = warmup, warmup + steps, 0
-        self.readings: list[tuple[float, float]] = []
+        self.readings: list[tuple[int, float, float]] = []  # steps, wall and processor time
         self.seconds: dict[str, float] = defaultdict(float)  # of the parts, between the readings
         self.first_step = self.first_update = 0.0  # time of the day
 
@@ -159,7 +156,7 @@ class Clocks:
         self.first_step = self.first_step or time.time()
         if self.step >= (self.last if self.readings else self.warmup):
             synchronize()
-            self.readings.append((time.perf_counter(), time.process_time()))
+            self.readings.append((self.step, time.perf_counter(), time.process_time()))
             if len(self.readings) == 2:
                 raise Measured
         self.step += steps
@@ -178,11 +175,10 @@ class Clocks:
 
         return wrapped
 
-    def result(self, steps: int) -> dict[str, float]:
+    def result(self) -> dict[str, float]:
         """Seconds a step: in all, of the processor, and of each part."""
-        (wall_0, cpu_0), (wall_1, cpu_1) = self.readings
-        parts = {part: seconds / steps for part, seconds in self.seconds.items()}
-        return {"wall": (wall_1 - wall_0) / steps, "processor": (cpu_1 - cpu_0) / steps, **parts}
+        steps, wall, processor = (after - before for before, after in zip(*self.readings, strict=True))
+        return {name: x / steps for name, x in {"wall": wall, "processor": processor, **self.seconds}.items()}
 
 
 def filled(make: Callable[..., None]) -> Callable[..., None]:
@@ -257,7 +253,7 @@ def measure_script(name: str, case: Case, began: float, full_buffer: bool = Fals
     else:
         raise RuntimeError(f"{name} ended before it was measured: {clocks.step} of {clocks.last} steps")
     starts = {"first step": clocks.first_step - began, "first update": clocks.first_update - began}
-    return clocks.result(clocks.step - case.warmup) | starts
+    return clocks.result() | starts
 
 
 def library_settings(library: str, name: str, ours: Any) -> dict[str, Any]:
@@ -303,7 +299,7 @@ def measure_library(library: str, name: str, case: Case, args: Args) -> dict[str
         fill_library(model.replay_buffer)
     with suppress(Measured):
         model.learn(case.warmup + 2 * case.steps, callback=Tick())
-    return clocks.result(clocks.step - case.warmup)
+    return clocks.result()
 
 
 # === The machine's limit ==============================================================================================
@@ -331,10 +327,7 @@ def update_products(name: str, ours: Any, obs_dim: int, action_dim: int) -> list
         both = [(obs_dim, 64, 64, action_dim), (obs_dim, 64, 64, 1)]
         return [p for widths in both for p in mlp_products(ours.minibatch_size, widths, 1, weights=True, inputs=False)]
     products = partial(mlp_products, ours.batch_size)
-    actor, critic = (
-        (obs_dim, 256, 256, 2 * action_dim),
-        (obs_dim + action_dim, 256, 256),
-    )  # its last layer is a mere sum
+    actor, critic = (obs_dim, 256, 256, 2 * action_dim), (obs_dim + action_dim, 256, 256)  # without the last: a sum
     target = products(actor, 1, weights=False, inputs=False) + products(critic, 2, weights=False, inputs=False)
     critics_step = products(critic, 2, weights=True, inputs=False)
     actor_step = products(actor, 1, weights=True, inputs=False) + products(critic, 2, weights=False, inputs=True)
@@ -393,12 +386,13 @@ def processor_environment(args: Args) -> dict[str, str]:
     """Variables that keep PyTorch, NumPy and JAX to these threads, and JAX to the CPU unless --cuda is given."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")
     platforms = {} if args.cuda else {"JAX_PLATFORMS": "cpu"}
-    return dict(os.environ) | dict.fromkeys(names, str(args.threads)) | platforms | {"PYTHONPATH": str(REPOSITORY)}
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.getcwd(), os.environ.get("PYTHONPATH"))))  # a user's task
+    return dict(os.environ) | dict.fromkeys(names, str(args.threads)) | platforms | {"PYTHONPATH": path}
 
 
 @contextmanager
 def pinned(threads: int) -> Iterator[None]:
-    """Lets this process, and those that it starts, use so many of its cores; JAX counts them and takes no fewer."""
+    """Restricts this process and its children to so many cores. JAX uses all cores that it sees."""
     if sys.platform != "linux":
         yield
         return
@@ -529,7 +523,7 @@ def main(args: Args) -> None:
     lines += [row for rows, _, _ in described for row in rows]
     lines += [
         "",
-        "| share of the wall time | environment | acting | replay | update | products alone | environment alone |",
+        "| share of wall time | environment | acting | replay | update | products alone | environment alone |",
     ]
     lines += ["|---|---|---|---|---|---|---|", *(parts for _, parts, _ in described)]
     lines += ["", "| seconds from the process's start to | first step | first update |", "|---|---|---|"]

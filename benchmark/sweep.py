@@ -61,7 +61,7 @@ from benchmark.provenance import (
     usable_cores,
     versions,
 )
-from utils.errors import missing_package
+from utils.errors import keep_printing, missing_package
 
 try:
     from rich.console import Console
@@ -150,6 +150,11 @@ class Job:
         return self.folder / "logs" / f"{self.name}.log"
 
     @property
+    def uses_gpu(self) -> bool:
+        """Whether its flags let it use a GPU."""
+        return "--no-cuda" not in [word.replace("_", "-") for word in self.extra]
+
+    @property
     def budget(self) -> int | None:
         """--total-timesteps, if it is among the flags; exits with one sentence if it is no integer."""
         words = [part for word in self.extra for part in word.split("=", 1)]
@@ -187,19 +192,12 @@ def utc_now() -> str:
 def catch_signals() -> list[int]:
     """A list to which SIGINT, SIGTERM and SIGHUP are appended from now on, instead of ending the process.
 
-    After a SIGHUP the terminal is gone: what is printed then goes nowhere. Under `nohup` it stays ignored.
+    Under `nohup` SIGHUP stays ignored.
     """
     signals: list[int] = []
-
-    def note(signum: int, _: object) -> None:
-        if signum == signal.SIGHUP:
-            for stream in (1, 2):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        signals.append(signum)
-
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, note)
+            signal.signal(signum, lambda signum, _: signals.append(signum))
     return signals
 
 
@@ -318,7 +316,7 @@ def run_job(job: Job, time_limit: float | None = None) -> int:
     Waits first until no other process has the run. The first signal stops the run, the second one kills it.
     After `time_limit` minutes the run is stopped, too, and killed STOP_SECONDS later; the status is then 124.
     """
-    signals, handled = catch_signals(), 0
+    signals, num_stops, seconds_late = catch_signals(), 0, 0.0
     with job.journal.open("a") as journal, job.log.open("a") as log:
         while not lock(journal):
             if signals:
@@ -329,7 +327,7 @@ def run_job(job: Job, time_limit: float | None = None) -> int:
         record: dict[str, Any] = {"time": utc_now(), "host": platform.node(), "command": command}
         record |= {"sha256": hash_of(job.script, job.env_id), **commit_of(sources_of(job.script, job.env_id))}
         record["threads"], record["gpu"] = os.environ.get("OMP_NUM_THREADS"), os.environ.get("CUDA_VISIBLE_DEVICES")
-        deadline, is_late = time.monotonic() + 60 * (time_limit or float("inf")), False
+        deadline = time.monotonic() + 60 * (time_limit or float("inf"))
         # on a line of its own, even if a full disk cut off the last one
         start = record | {"machine": machine(), "versions": versions()}
         print(f"\n{json.dumps(start)}", file=journal, flush=True)
@@ -338,15 +336,14 @@ def run_job(job: Job, time_limit: float | None = None) -> int:
         try:
             child = subprocess.Popen(command, cwd=job.folder, stdin=null, stdout=log, stderr=log, pass_fds=keep)
             while child.poll() is None:
-                if handled < len(signals):
-                    (child.kill if handled else child.terminate)()
-                    handled += 1
-                if time.monotonic() > deadline:
-                    (child.kill if is_late else child.terminate)()
-                    is_late, deadline = True, time.monotonic() + STOP_SECONDS
+                seconds_late = time.monotonic() - deadline
+                # A signal and the time limit together are one stop: a script aborts at the second SIGTERM.
+                if num_stops < max(len(signals), (seconds_late > 0) + (seconds_late > STOP_SECONDS)):
+                    (child.kill if num_stops else child.terminate)()
+                    num_stops += 1
                 time.sleep(POLL_SECONDS)
             status = child.returncode if child.returncode >= 0 else 128 - child.returncode
-            if is_late and status != 0:
+            if seconds_late > 0 and status != 0:
                 print(f"stopped after --time-limit {time_limit:g} minutes", file=log, flush=True)
                 status = 124
             if status == 2 and any(NOTHING_LEFT in line for line in read_log(job)):
@@ -359,7 +356,7 @@ def run_job(job: Job, time_limit: float | None = None) -> int:
             print(f"ended without a run folder runs/{job.name}__*", file=log)
             status = 1
         end = {"time": utc_now(), "exit": status, "run": run, "device": device_of(job)}
-        if end["device"] == "cpu" and "--no-cuda" not in job.extra and find_gpus():
+        if end["device"] == "cpu" and job.uses_gpu and find_gpus():
             print(f"warning: {ON_CPU}", file=log)
         print(json.dumps(record | end), file=journal)
         return status
@@ -414,8 +411,8 @@ def other_flags(job: Job) -> list[str]:
     return [word for i, word in enumerate(words) if i not in places and i - 1 not in places]
 
 
-def write_manifest(entries: Sequence[dict[str, Any]], jobs: Sequence[Job], argv: Sequence[str]) -> None:
-    """Adds an entry for this start."""
+def write_manifest(jobs: Sequence[Job], argv: Sequence[str]) -> None:
+    """Adds an entry for this start. The sweep's lock must be held: another sweep may have added one."""
     path, sources = jobs[0].folder / "manifest.json", defaultdict[str, set[Path]](set)
     for exp_name, script, env_id in {(job.exp_name, job.script, job.env_id) for job in jobs}:
         sources[exp_name] |= set(sources_of(script, env_id))
@@ -430,7 +427,7 @@ def write_manifest(entries: Sequence[dict[str, Any]], jobs: Sequence[Job], argv:
         "machine": machine(),
         "environment": {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")},
     }
-    path.with_suffix(".new").write_text(json.dumps([*entries, entry], indent=2) + "\n")
+    path.with_suffix(".new").write_text(json.dumps([*read_manifest(jobs), entry], indent=2) + "\n")
     os.replace(path.with_suffix(".new"), path)
 
 
@@ -477,18 +474,8 @@ def read_progress(job: Job) -> dict[str, str]:
 def make_table(states: Mapping[Job, str], height: int) -> Table:
     """As many runs as fit into a terminal of this height, those first that run or failed; below them a count of all."""
     order = ("running", "failed", "stopped", "waiting", "finished")
-    table = Table(
-        "run",
-        "state",
-        "step",
-        "steps/s",
-        Column("return", ratio=1),
-        "left",
-        expand=True,
-        box=None,
-        padding=(0, 1, 0, 0),
-    )
-    table.caption = count_states(states)
+    names = "run", "state", "step", "steps/s", Column("return", ratio=1), "left"
+    table = Table(*names, expand=True, box=None, padding=(0, 1, 0, 0), caption=count_states(states))
     for column in table.columns:
         column.no_wrap = True
     for job in sorted(states, key=lambda job: order.index(states[job]))[: max(1, height - 3)]:
@@ -519,7 +506,7 @@ def job_command(args: Args, job: Job, index: str) -> str:
 
 def connect_local(jobs: Sequence[Job], args: Args) -> Start:
     """Returns what starts a run's process on this machine, beyond the terminal's Ctrl-C, with its cores and GPU."""
-    gpus = [] if "--no-cuda" in jobs[0].extra else find_gpus()
+    gpus = find_gpus() if jobs[0].uses_gpu else []
     cores, workers = usable_cores(), args.workers or 1
     if gpus and workers > len(gpus) * args.workers_per_gpu:
         fail(f"--workers takes at most the GPUs times --workers-per-gpu, {len(gpus) * args.workers_per_gpu}")
@@ -549,7 +536,7 @@ def connect_ray(jobs: Sequence[Job], args: Args) -> Start:
         fail(f"--launcher ray takes a RAY_ADDRESS that answers, or none: {str(error).splitlines()[0]}")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and "CPU" in node["Resources"]]
     cores = min(sum(node["CPU"] for node in nodes) // (args.workers or 1), *(node["CPU"] for node in nodes))
-    has_gpus = "--no-cuda" not in jobs[0].extra and any("GPU" in node for node in nodes)
+    has_gpus = jobs[0].uses_gpu and any("GPU" in node for node in nodes)
     gpus = 1 / args.workers_per_gpu if has_gpus else 0
     task: Any = ray.remote(num_cpus=max(1, int(cores)), num_gpus=gpus, max_retries=0)(run_job)
 
@@ -598,11 +585,8 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start) -> int:
                     process = Process(lambda: 126, lambda: None)
                 running[worker], states[job] = (job, process), "running"
             if handled < len(signals):
-                say(
-                    f"killing {len(running)} runs"
-                    if handled
-                    else f"stopping {len(running)} runs; Ctrl-C once more kills them"
-                )
+                message = "killing {} runs" if handled else "stopping {} runs; Ctrl-C once more kills them"
+                say(message.format(len(running)))
                 for _, process in running.values():
                     process.stop()
                 handled += 1
@@ -642,11 +626,16 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start) -> int:
 
 def queued_jobs(folder: Path) -> set[str]:
     """Names of the runs in array jobs of this folder that Slurm has not ended yet, waiting or running."""
-    queued = set()
-    for record in read_journal(folder / "slurm.jsonl"):
-        tasks = output_of("squeue", "--noheader", "--array", "--format=%i", f"--jobs={record['array']}").split()
-        queued |= {record["tasks"].get(task.partition("_")[2], "") for task in tasks}
-    return queued
+    records = read_journal(folder / "slurm.jsonl")
+    names = {f"{record['array']}_{index}": name for record in records for index, name in record["tasks"].items()}
+    if not names:
+        return set()
+    command = ["squeue", "--me", "--noheader", "--array", "--format=%i"]
+    try:
+        tasks = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:  # else what waits would be submitted again
+        fail(f"--folder takes a sweep whose array jobs {shlex.join(command)} can list: {error}")
+    return {names[task] for task in tasks if task in names}
 
 
 def submit(jobs: Sequence[Job], args: Args) -> int:
@@ -690,10 +679,12 @@ export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-${{SLURM_CPUS_PER_TASK:-1}}}}
 
 def main(argv: list[str]) -> int:
     """Does what a command line (without the program's name) says, and returns the exit status."""
+    keep_printing()
     split = argv.index("--") if "--" in argv else len(argv)
     args = tyro.cli(Args, prog="python -m benchmark.sweep", args=argv[:split])
     jobs = make_jobs(args, argv[split + 1 :])
-    entries, folder = read_manifest(jobs), jobs[0].folder
+    folder = jobs[0].folder
+    read_manifest(jobs)  # exits if --folder is something else
     check_flags(jobs)
     if args.dry_run:
         queued = queued_jobs(folder)
@@ -710,7 +701,7 @@ def main(argv: list[str]) -> int:
     if args.job is not None:
         status = run_job(jobs[args.job], args.time_limit)
         array, is_slurm = os.environ.get("SLURM_ARRAY_JOB_ID"), args.launcher == "slurm"
-        if array and status == 143:
+        if array and is_slurm and status == 143:
             requeue()
         if array and is_slurm and status == 2 and "--resume" not in last_record(jobs[args.job])["command"]:
             print(f"{REFUSED}: what waits in this array is cancelled")
@@ -719,14 +710,11 @@ def main(argv: list[str]) -> int:
     with sweep_lock:
         if not lock(sweep_lock):
             fail(f"--folder takes a folder in which no other sweep is at work, and in {folder} there is one")
-        if args.launcher == "slurm":
-            launch = partial(submit, jobs, args)
-        else:
-            launch = partial(
-                run_all, jobs, args, connect_ray(jobs, args) if args.launcher == "ray" else connect_local(jobs, args)
-            )
-        write_manifest(entries, jobs, argv)
-        return launch()
+        start = None  # Slurm starts its tasks itself
+        if args.launcher != "slurm":
+            start = (connect_ray if args.launcher == "ray" else connect_local)(jobs, args)
+        write_manifest(jobs, argv)
+        return run_all(jobs, args, start) if start else submit(jobs, args)
 
 
 if __name__ == "__main__":

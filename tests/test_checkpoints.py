@@ -695,3 +695,4 @@ def test_a_damaged_checkpoint_is_not_kept(any_script: ModuleType, killed: Path) 
     for path in only_run().glob("checkpoint*.pt"):
         assert torch.load(path, weights_only=True)["format"] == utils.run.CHECKPOINT_FORMAT
     assert (only_run() / "checkpoint.previous.pt").exists()
+    assert (only_run() / "checkpoint.pt.damaged").read_bytes() == b"damaged"

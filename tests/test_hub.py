@@ -24,6 +24,7 @@ import pytest
 import torch
 
 import ppo_continuous
+import ppo_selfplay
 from utils.run import command_of, parse_args, upload_model
 
 # How huggingface_hub calls its HTTP library.
@@ -279,3 +280,6 @@ def test_a_model_card_names_the_script_from_the_root() -> None:
     variant: Any = import_module("variants.sac_crossq")
     assert command_of(variant.Args(seed=2)) == "python variants/sac_crossq.py --seed 2"
     assert command_of(ppo_continuous.Args()) == "python ppo_continuous.py"
+    opponents = ["runs/a", "runs/b c"]
+    words = command_of(ppo_selfplay.Args(opponents=opponents, symmetric="no"))
+    assert words == "python ppo_selfplay.py --symmetric no --opponents runs/a 'runs/b c'"

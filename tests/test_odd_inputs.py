@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import multiprocessing
 import os
 import re
 import resource
@@ -100,11 +101,11 @@ def test_memory_that_ends(
     assert checkpoint()["global_step"] == 0
     with pytest.raises(SystemExit) as exit_info:
         tell_exception(ppo_continuous.Args(), type(error), error, None)
-    assert exit_info.value.code == 1
-    monkeypatch.setattr(utils.run, "trains", False)
+    assert exit_info.value.code == 2
+    monkeypatch.setattr(utils.run, "trains", True)
     with pytest.raises(SystemExit) as exit_info:
         tell_exception(ppo_continuous.Args(), type(error), error, None)
-    assert exit_info.value.code == 2
+    assert exit_info.value.code == 1
     assert "smaller --eval-episodes or --num-envs or --num-steps need less" in capsys.readouterr().err
 
 
@@ -200,9 +201,10 @@ def test_a_signal_before_the_first_step(signum: int, capsys: pytest.CaptureFixtu
 
 def test_a_fault_of_the_task_in_an_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
     """Outside of a run: the traceback of the task's own exception, if it has one, and one sentence."""
-    own, exits = KeyError("x"), SystemExit(3)
-    for cause, traceback in ((own, "KeyError: 'x'\n"), (exits, ""), (None, "")):
-        middle, error = RuntimeError("environment 0 in reset: it"), TaskError("environment 0 in reset: it")
+    own, exits, map_error = KeyError("x"), SystemExit(3), ValueError("environment map is missing")
+    causes = (own, "KeyError: 'x'\n"), (exits, ""), (None, ""), (map_error, f"ValueError: {map_error}\n")
+    for cause, traceback in causes:
+        middle, error = TaskError("environment 0 in reset: it"), TaskError("environment 0 in reset: it")
         middle.__cause__, error.__cause__ = cause, middle
         with pytest.raises(SystemExit) as exit_info:
             tell_exception(Args(), TaskError, error, None)
@@ -211,6 +213,73 @@ def test_a_fault_of_the_task_in_an_evaluation(capsys: pytest.CaptureFixture[str]
         assert capsys.readouterr().err == traceback + sentence
     assert describe_error(SystemExit()) == "SystemExit"
     assert describe_error(ValueError("two\nlines")) == "ValueError: two lines"
+
+
+@pytest.mark.parametrize("in_evaluation", [False, True])
+def test_a_fault_in_an_evaluation_repeats_no_iteration(in_evaluation: bool) -> None:
+    """What has been learned from and logged is not done again by --resume; what has not is."""
+
+    def act(run: Run, step: int) -> None:
+        if step == 30 and not in_evaluation:
+            raise TaskError("it")
+        run.log({"losses/x": 1.0}, step + 10)
+        if step == 30:
+            raise TaskError("it")
+
+    with pytest.raises(SystemExit):
+        toy_train(act)
+    assert checkpoint()["global_step"] == (40 if in_evaluation else 30)
+
+
+def test_ctrl_c_that_ends_the_reader_of_the_output_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `2>&1 | tee log`: the run cannot say that it stops, and saves."""
+    monkeypatch.setattr(utils.run, "stop_signals", [])
+    reader, writer = os.pipe()
+    os.close(reader)
+    prepare(Args(), {})
+    stderr = os.dup(2)
+    os.dup2(writer, 2)
+    try:
+        with pytest.raises(SystemExit) as exit_info:
+            toy_train(lambda run, step: os.kill(os.getpid(), signal.SIGINT) if step == 30 else None)
+    finally:
+        os.dup2(stderr, 2)
+    assert exit_info.value.code == 130
+    assert checkpoint()["global_step"] == 40
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_trained_model_is_saved(
+    signum: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stops the run before the final evaluation."""
+    monkeypatch.setattr(utils.run, "stop_signals", [])
+    save, sent = Run.save, list[int]()
+
+    def interrupted(run: Run, is_finished: bool) -> bool:
+        if not sent:
+            sent.append(signum)
+            os.kill(os.getpid(), signum)
+        return save(run, is_finished)
+
+    monkeypatch.setattr(Run, "save", interrupted)
+    prepare(Args(), {})
+    with pytest.raises(SystemExit) as exit_info:
+        toy_train()
+    assert exit_info.value.code == 128 + signum
+    assert "training is over" not in capsys.readouterr().out
+    assert not checkpoint()["is_finished"]
+
+
+def test_a_refusal_beside_processes_of_environments(script: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    """One sentence, and none from the processes."""
+    with pytest.raises(SystemExit) as exit_info:
+        script.make_envs(script.Args(env_id="CartPole-v1", vectorization="async"), 2)
+    assert exit_info.value.code == 2
+    for process in multiprocessing.active_children():
+        process.join(30)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: --env-id takes a task whose actions are ")
 
 
 @pytest.mark.slow

@@ -489,3 +489,16 @@ def test_the_buffer_of_the_checkpoint_before_can_still_be_read(tmp_path: Path) -
             BufferFiles(other, tmp_path).load_state_dict(before)
             assert np.array_equal(other.data[: before["total"], 0].numpy(), contents[: before["total"]])
         before, contents = newest, buffer.data[:, 0].numpy().copy()
+
+
+def test_a_checkpoint_that_was_not_renamed() -> None:
+    """A kill between two renames: the new checkpoint gets its name before it could be taken for an older one."""
+    train(args=Args(checkpoint_freq=20))
+    folder, seen = only_run(), list[list[str]]()
+    (folder / "checkpoint.pt").rename(folder / "checkpoint.next.pt")
+
+    def act(run: Run, step: int) -> None:
+        seen.append(sorted(path.name for path in folder.glob("checkpoint*.pt")))
+
+    train(act, args=Args(resume=folder, total_timesteps=120))
+    assert seen[0] == ["checkpoint.previous.pt", "checkpoint.pt"]

@@ -114,6 +114,7 @@ def test_a_shard_goes_on_from_either_of_two_checkpoints() -> None:
     for i in range(4):
         assert shard.add(*transitions(5 * i, 5)) == min(5 * (i + 1), 12)
         states.append(json.loads(json.dumps(shard.save())))
+        shard.remove_old()  # as after each checkpoint that is on disk
     assert rows(shard.sample(500)) == set(range(8, 20))
     for state, expected in ((states[3], range(8, 20)), (states[2], range(3, 15))):
         again = Shard(make_buffer, folder, state)
@@ -122,6 +123,9 @@ def test_a_shard_goes_on_from_either_of_two_checkpoints() -> None:
     shard.add(*transitions(20, 12))
     for _ in range(3):
         shard.save()
+    assert {"10.npz", "15.npz", "20.npz"} <= {path.name for path in folder.iterdir()}  # no checkpoint was written
+    for _ in range(2):  # a file stays for the checkpoint before
+        shard.remove_old()
     assert [path.name for path in folder.iterdir()] == ["20.npz"]
 
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -584,7 +585,7 @@ def test_slurm_gets_no_run_twice(run: Sweep) -> None:
     unless asked.
     """
     add_command("sbatch", "echo 41")
-    add_command("squeue", 'case "$*" in *--jobs=41) echo 41_0; echo 41_1;; *) exit 1;; esac')
+    add_command("squeue", "echo 41_0; echo 41_1; echo 40_2; echo 43")  # two are of other arrays
     words = ("--launcher", "slurm", "--exp-name", "two words", "--prologue", "module load cuda", "ulimit -c 0")
     assert run(*words, "--num-seeds", "2").status == 0
     script = Path("sweep/job.sh").read_text()
@@ -596,7 +597,9 @@ def test_slurm_gets_no_run_twice(run: Sweep) -> None:
     add_command("sbatch", "echo 42")
     assert run(*words, "--num-seeds", "3", "--workers", "4").status == 0
     assert "--array=2%4\n" in Path("sweep/job.sh").read_text()
-    add_command("squeue", "exit 1")  # both arrays have left the queue, and no run was begun
+    add_command("squeue", "exit 1")  # Slurm does not answer
+    assert run(*words, "--num-seeds", "3").status == 2
+    add_command("squeue", "exit 0")  # both arrays have left the queue, and no run was begun
     assert "array job 42: 3 runs" in run(*words, "--num-seeds", "3").output
 
 
@@ -609,7 +612,7 @@ def test_slurm_requeues_at_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> No
     for state in ("CANCELLED", "RUNNING"):
         Path("state").write_text(f"{state}\n")
         made = len(steps("Toy-v0__toy_script__1"))
-        with begin("--job", "0", "--", "--total-timesteps", "500") as process:
+        with begin("--job", "0", "--launcher", "slurm", "--", "--total-timesteps", "500") as process:
             wait_for(lambda: len(steps("Toy-v0__toy_script__1")) > made)  # noqa: B023 - called before the loop goes on
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 143
@@ -719,6 +722,34 @@ def test_a_time_limit_for_each_run(run: Sweep, monkeypatch: pytest.MonkeyPatch) 
     job = sweep.make_jobs(sweep.Args([SCRIPT], ["Toy-v0"], seeds=(9,), folder=Path("sweep")), ["--stubborn", "9"])[0]
     job = replace(job, extra=(*job.extra, "--total-timesteps", "500"))
     assert sweep.run_job(job, 0.01) == 124
+
+
+@pytest.mark.slow
+def test_a_signal_beside_the_time_limit_is_one_stop(run: Sweep, tmp_path: Path) -> None:
+    """The run gets one SIGTERM: a script that saves would be ended by the second one."""
+    job = sweep.make_jobs(sweep.Args([SCRIPT], ["Toy-v0"], seeds=(9,), folder=Path("sweep")), [])[0]
+    lines = ["import signal, time", "signal.signal(signal.SIGTERM, lambda *_: open('terms', 'a').write('x'))"]
+    script = tmp_path / "script.py"
+    script.write_text("\n".join([*lines, "end = time.time() + 3", "while time.time() < end: time.sleep(0.1)", ""]))
+    for name in ("jobs", "logs"):
+        Path("sweep", name).mkdir(parents=True)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until `run_job` catches it
+    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    sweep.run_job(replace(job, script=script), time_limit=0.02)
+    assert Path("sweep/terms").read_text() == "x"
+
+
+@pytest.mark.slow
+def test_a_reader_of_the_output_that_ends_first(run: Sweep) -> None:
+    """As with `| tee` and Ctrl-C: the runs are stopped, and write their checkpoints."""
+    name = "Toy-v0__toy_script__1"
+    with begin("--", "--total-timesteps", "100", stdout=subprocess.PIPE) as process:
+        wait_for(lambda: len(steps(name)) > 0)
+        assert process.stdout is not None
+        process.stdout.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert records(name)[-1]["exit"] == 143
 
 
 @pytest.mark.slow

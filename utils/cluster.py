@@ -169,10 +169,12 @@ class Shard:
         return [x.numpy() for x in self.buffer.sample(n)]
 
     def save(self) -> dict[str, Any]:
-        """Writes what is new into files; returns what a checkpoint holds. The files of two checkpoints stay."""
-        if self.files.folder.exists():
-            self.files.remove_old()
+        """Writes what is new into files; returns what a checkpoint holds."""
         return self.files.state_dict()
+
+    def remove_old(self) -> None:
+        """Removes files that neither the newest checkpoint nor the one before needs."""
+        self.files.remove_old()
 
 
 class Shards:
@@ -196,6 +198,10 @@ class Shards:
         if self.parts:
             self.states = get([part.save.remote() for part in self.parts])
         return {"shards": self.states}
+
+    def remove_old(self) -> None:
+        """Called when a checkpoint is on disk: removes files that neither it nor the one before needs."""
+        get([part.remove_old.remote() for part in self.parts])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what a checkpoint holds, before `start`."""

@@ -1,8 +1,11 @@
 """The exception that separates faults of a task from faults of this project, and the exit for a missing package."""
 
+import io
+import os
 import sys
+from contextlib import suppress
+from typing import Any, TextIO
 
-PROCESS_DIED = "its process has died"
 MAX_OBS_DIM = 1_000_000  # numbers of an observation; a first layer of 256 units then takes a gigabyte
 
 
@@ -17,10 +20,8 @@ def describe_error(error: BaseException) -> str:
 
 def task_exception(error: BaseException | None) -> BaseException | None:
     """The exception that the task's own code raised; None if the fault was found by this project, or in a process."""
-    if str(error).endswith(PROCESS_DIED):  # the cause is of the pipe to it
-        return None
-    while isinstance(error, TaskError) or str(error).startswith("environment "):  # what the project made of it
-        error = error.__cause__ if error is not None else None
+    while isinstance(error, TaskError):  # what the project made of it
+        error = error.__cause__
     return error
 
 
@@ -33,3 +34,43 @@ def missing_package(what: str, error: ModuleNotFoundError) -> SystemExit:
     package = str(error.name).partition(".")[0]
     print(f"error: {what} needs the package {package}: pip install {package}", file=sys.stderr)
     return SystemExit(2)
+
+
+class Output:
+    """A standard stream that may be closed, as by `| head -1`: then what is printed is dropped, and the run goes on."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream: TextIO = stream or open(os.devnull, "w")  # noqa: SIM115 (closed when the program ends)
+        if isinstance(self.stream, io.TextIOWrapper):
+            with suppress(OSError):
+                self.stream.reconfigure(errors="backslashreplace")  # for letters that the terminal does not have
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes the text, or drops it."""
+        try:
+            return self.stream.write(text)
+        except OSError:
+            self.drop()
+        return len(text)
+
+    def flush(self) -> None:
+        """Hands on what was written, or drops it."""
+        try:
+            self.stream.flush()
+        except OSError:
+            self.drop()
+
+    def drop(self) -> None:
+        """From here on everything goes nowhere."""
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+
+def keep_printing() -> None:
+    """Lets the program go on when nobody reads its output any more: from then on it is dropped."""
+    for name in ("stdout", "stderr"):
+        if not isinstance(getattr(sys, name), Output):
+            setattr(sys, name, Output(getattr(sys, name)))

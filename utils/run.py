@@ -14,7 +14,6 @@ Nothing in this file decides what is learned. A script hands its parts to `Run` 
 import atexit
 import importlib
 import io
-import itertools
 import json
 import math
 import multiprocessing
@@ -41,7 +40,15 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn, Protocol, TextIO, TypeVar, get_type_hints
 
-from utils.errors import MAX_OBS_DIM, PROCESS_DIED, PartLost, TaskError, describe_error, missing_package, task_exception
+from utils.errors import (
+    MAX_OBS_DIM,
+    PartLost,
+    TaskError,
+    describe_error,
+    keep_printing,
+    missing_package,
+    task_exception,
+)
 
 try:
     import gymnasium as gym
@@ -89,39 +96,6 @@ def warn(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
-class Output:
-    """A standard stream that may be closed, as by `| head -1`: then what is printed is dropped, and the run goes on."""
-
-    def __init__(self, stream: TextIO | None) -> None:
-        self.stream: TextIO = stream or open(os.devnull, "w")  # noqa: SIM115 (closed when the program ends)
-        if isinstance(self.stream, io.TextIOWrapper):
-            with suppress(OSError):
-                self.stream.reconfigure(errors="backslashreplace")  # for letters that the terminal does not have
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def write(self, text: str) -> int:
-        """Writes the text, or drops it."""
-        try:
-            return self.stream.write(text)
-        except OSError:
-            self.drop()
-        return len(text)
-
-    def flush(self) -> None:
-        """Hands on what was written, or drops it."""
-        try:
-            self.stream.flush()
-        except OSError:
-            self.drop()
-
-    def drop(self) -> None:
-        """From here on everything goes nowhere."""
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-
-
 # === Arguments ========================================================================================================
 
 MAY_CHANGE = {  # arguments of a saved run that the command line may change
@@ -138,6 +112,7 @@ Limits = Mapping[str, tuple[float, float]]
 
 def fail(message: str) -> NoReturn:
     """Ends the program before training: one sentence on standard error, exit status 2."""
+    kill_environments()
     print(f"error: {message}", file=sys.stderr)
     end = SystemExit(2)
     vars(end)["__notes__"] = [message]  # `utils/cluster.py` sends it from a worker's process to the main one
@@ -170,7 +145,8 @@ def parse_args(cls: type[ArgsT], argv: Sequence[str] | None = None) -> ArgsT:
     args = tyro.cli(cls, args=argv, default=run_args)
     for name, value in vars(run_args).items():
         if getattr(args, name) != value and name not in MAY_CHANGE[flag]:
-            own = f"it is {value} there, and {getattr(args, name)} was given"
+            where = "in an evaluation" if flag == "evaluate" and name in OFF_IN_EVALUATION else "there"
+            own = f"it is {value} {where}, and {getattr(args, name)} was given"
             fail(f"{flag_of(name)} takes the run's own value with --{flag}: {own}")
     return args
 
@@ -216,7 +192,7 @@ def load_script(flag: str, folder: Path) -> ModuleType:
 def check_types(args: Any, saved: Mapping[str, Any]) -> None:
     """Raises ValueError, a sentence that names the argument, if a value that was read from JSON is of another type."""
     for name, hint in get_type_hints(type(args)).items():
-        if name in saved and hint is not Path | None:
+        if name in saved:
             try:
                 typeguard.check_type(saved[name], hint)
             except typeguard.TypeCheckError as error:
@@ -238,9 +214,7 @@ def prepare(args: Any, limits: Limits) -> None:
     The keys of `limits` are names of arguments, separated by spaces. Checks the packages and accounts that flags need,
     too. Called before environments are made: their processes inherit the signal handlers, and so outlive a Ctrl-C.
     """
-    for name in ("stdout", "stderr"):
-        if not isinstance(getattr(sys, name), Output):
-            setattr(sys, name, Output(getattr(sys, name)))
+    keep_printing()
     warnings.filterwarnings("ignore", "overflow encountered in cast")  # of an observation, which is checked
     try:
         os.getcwd()
@@ -290,6 +264,14 @@ def parse_json(flag: str, text: str, example: str = '{"name": 1}') -> dict[str, 
 
 
 # === Tasks ============================================================================================================
+
+
+def close_quietly(name: str, close: Callable[[], None]) -> None:
+    """Calls `close` of a task or a game. An exception is only a warning, so that results and model are kept."""
+    try:
+        close()
+    except (Exception, SystemExit) as error:  # the task's own code, or a process of it that is gone
+        warn(f"{name} cannot be closed: {describe_error(error)}")
 
 
 class LeanVectorEnv(gym.vector.SyncVectorEnv):
@@ -350,7 +332,7 @@ class TaskEnv(gym.Wrapper):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit, and what code in other languages raises
-            raise RuntimeError(f"environment {self.index} in reset: {describe_error(error)}") from error
+            raise TaskError(f"environment {self.index} in reset: {describe_error(error)}") from error
         self.check_shape(obs, f"environment {self.index} in reset")
         return obs, {}
 
@@ -364,7 +346,7 @@ class TaskEnv(gym.Wrapper):
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            raise RuntimeError(f"{place}: {describe_error(error)}") from error
+            raise TaskError(f"{place}: {describe_error(error)}") from error
         self.check_shape(obs, place)
         return obs, reward, terminated, truncated, {}
 
@@ -416,7 +398,7 @@ class TaskEnvs(gym.vector.VectorWrapper):
             obs, infos = self.env.reset(**kwargs)
             return obs.copy() if self.copies else obs, infos
         except Exception as error:
-            raise self.fault(error) from error
+            self.tell(error)
 
     def step(self, actions: Any) -> Any:
         """Takes a step in every environment."""
@@ -429,23 +411,20 @@ class TaskEnvs(gym.vector.VectorWrapper):
                     obs, _ = self.env.reset(options={"reset_mask": dones})
             return obs.copy() if self.copies else obs, rewards, terminations, truncations, infos
         except Exception as error:
-            raise self.fault(error) from error
+            self.tell(error)
 
-    def fault(self, error: Exception) -> TaskError:
-        """What an exception is told as: the sentence of `TaskEnv`, a process that is gone, or its type and text."""
+    def tell(self, error: Exception) -> NoReturn:
+        """Raises the TaskError for an exception: which environment failed, if that is known, and its type and text."""
         processes = self.env.processes if isinstance(self.env, gym.vector.AsyncVectorEnv) else []
         if processes and isinstance(error, (EOFError, OSError)):
             sentinels: list[Any] = [process.sentinel for process in processes]
             if dead := wait(sentinels, timeout=5.0):  # a pipe may close a moment before its process ends
-                return TaskError(f"environment {sentinels.index(dead[0])}: {PROCESS_DIED}")
-        return TaskError(str(error) if str(error).startswith("environment ") else describe_error(error))
+                raise TaskError(f"environment {sentinels.index(dead[0])}: its process has died") from None
+        raise TaskError(str(error) if isinstance(error, TaskError) else describe_error(error)) from error
 
     def close(self, **kwargs: Any) -> None:
-        """Frees the resources of the environments. A failure is only a warning: results and model are kept."""
-        try:
-            self.env.close(**kwargs)
-        except (Exception, SystemExit) as error:  # the task's own code, or a process of it that is gone
-            warn(f"the environments cannot be closed: {describe_error(error)}")
+        """Frees the resources of the environments."""
+        close_quietly("the environments", partial(self.env.close, **kwargs))
 
 
 UNKNOWN_TASK = (gym.error.NamespaceNotFound, gym.error.NameNotFound)
@@ -487,7 +466,8 @@ def catch_signals() -> None:
         if not trains:
             raise KeyboardInterrupt
         if signum == signal.SIGINT:
-            os.write(2, b"\nstopping after this step; Ctrl-C once more stops at once\n")
+            with suppress(OSError):  # nobody reads it: Ctrl-C has ended `| tee`, too
+                os.write(2, b"\nstopping after this step; Ctrl-C once more stops at once\n")
 
     stop_signals.clear()
     for signum in STOP_SIGNALS:
@@ -502,10 +482,15 @@ def ignore_signals() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-def abort(signum: int, _: object) -> None:
-    """Ends the program at once, with the environments' processes, and without tracebacks."""
+def kill_environments() -> None:
+    """Ends the processes of --vectorization async. They ignore SIGTERM, and print tracebacks if their pipes close."""
     for process in multiprocessing.active_children():
         process.kill()
+
+
+def abort(signum: int, _: object) -> None:
+    """Ends the program at once, with the environments' processes, and without tracebacks."""
+    kill_environments()
     with suppress(Exception):  # the signal may have interrupted a print
         sys.stdout.flush()
     os._exit(128 + signum)
@@ -520,8 +505,7 @@ def release_signals() -> None:
 
 def tell_exception(args: Any, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Says in one sentence what no run has handled: a signal, a lack of memory, a fault of the task's own code."""
-    for process in multiprocessing.active_children():  # environments, which have the signal handlers
-        process.kill()
+    kill_environments()
     status, sentence = 1, ""
     if isinstance(error, KeyboardInterrupt):
         status = 128 + (stop_signals[0] if stop_signals else signal.SIGINT)
@@ -607,12 +591,11 @@ class Run:
         self.script = script_of(type(args))
         self.folder: Path = args.resume or make_run_folder(args)
         self.lock = lock_folder(self.folder)
-        self.files = {
-            name: BufferFiles(buffer, self.folder / "checkpoint.replay" / name)
-            for name, buffer in (buffers or {}).items()
-        }
-        self.parts = self.model | flatten(rest) | self.files
+        replay = self.folder / "checkpoint.replay"
+        files = {name: BufferFiles(buffer, replay / name) for name, buffer in (buffers or {}).items()}
+        self.parts = self.model | flatten(rest) | files
         self.global_step, self.extra_resets, self.begins_anew = 0, list[int](), True
+        self.log_step = 0
         self.results: dict[str, float] = {}  # the newest value of every metric
         self.running: np.ndarray | None = None  # return and length of every running episode
         self.finished: list[np.ndarray] = []  # return and length of the episodes that have ended since the last point
@@ -704,15 +687,13 @@ class Run:
             if is_due:
                 self.save_checkpoint(is_finished=False)
                 self.begins_anew = True
-        if stop_signals:
-            raise Stopped
         self.check_weights()
-        saved = (
-            f"saved in {self.folder}" if self.save(is_finished=False) else "NOT all of it saved: see the warning above"
-        )
-        print(f"training is over, and {saved}; the final evaluation begins", flush=True)
+        saved = f"saved in {self.folder}" if self.save(is_finished=False) else "NOT wholly saved: see the warning above"
         release_signals()  # nothing is left to lose
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the end of the `with` block says how to go on
+        if stop_signals:  # also one that came while the model was saved
+            raise Stopped
+        print(f"training is over, and {saved}; the final evaluation begins", flush=True)
 
     def check(self, step: int | None = None, /, **quantities: Any) -> None:
         """Stops the run if a number of these quantities is not finite, with the step and the quantity's name.
@@ -785,9 +766,11 @@ class Run:
         if isinstance(error, KeyboardInterrupt):
             release_signals()
         self.progress.close()
-        failure, is_finished = "", error is None
+        failure = ""
         if isinstance(error, TaskError):
             print_task_traceback(error)
+            if self.log_step > self.global_step:  # in an evaluation: this iteration has been learned from and logged
+                self.global_step += self.stride
             failure = f"--env-id {self.args.env_id} failed after step {self.global_step:,}: {error}"
         elif isinstance(error, (FloatingPointError, PartLost)):
             failure = str(error)  # the last checkpoint is the last good state
@@ -796,10 +779,11 @@ class Run:
         if error is None or isinstance(error, (TaskError, Stopped)):
             try:
                 self.check_weights()
-                if not self.save(is_finished):
-                    failure, is_finished = failure or "the model or the checkpoint could not be written", False
+                if not self.save(is_finished=error is None):
+                    failure = failure or "the model or the checkpoint could not be written"
             except (FloatingPointError, PartLost) as not_sound:
-                failure, is_finished = str(not_sound), False
+                failure = str(not_sound)
+        is_finished = error is None and not failure
         self.close(terminate=bool(failure) or isinstance(error, KeyboardInterrupt))
         if error is not None and not failure and not isinstance(error, (Stopped, KeyboardInterrupt)):
             return False  # an exception of our own code: a traceback, and no checkpoint of its state
@@ -826,12 +810,9 @@ class Run:
     def close(self, terminate: bool) -> None:
         """Closes the environments and the loggers."""
         is_killed = terminate and isinstance(self.envs, gym.vector.VectorEnv)
-        for process in multiprocessing.active_children() if is_killed else ():  # they do not hear SIGTERM
-            process.kill()
-        try:
-            self.envs.close(**({"terminate": True} if is_killed else {}))
-        except Exception as error:  # the task's own code, or a process of it that is gone
-            warn(f"{self.args.env_id} cannot be closed: {describe_error(error)}")
+        if is_killed:
+            kill_environments()
+        self.envs.close(**({"terminate": True} if is_killed else {}))
         with suppress(OSError):  # `log` has warned of it
             self.writer.close()
         release_signals()  # nothing is left to lose: a signal ends a transfer that hangs
@@ -884,15 +865,21 @@ class Run:
                 with (self.folder / name).open("rb+") as file:
                     os.fsync(file.fileno())
             write_file(path.with_name("checkpoint.next.pt"), to_bytes(facts | {"parts": state, "events": events}))
-            if path.exists():
-                os.replace(path, path.with_name("checkpoint.previous.pt"))
-            os.replace(path.with_name("checkpoint.next.pt"), path)
+            self.rename_next()
         except OSError as error:
             warn(f"no checkpoint at step {self.global_step:,}, and the one before stays: {error}")
             return False
-        for files in self.files.values():
-            files.remove_old()
+        for part in self.parts.values():
+            if hasattr(part, "remove_old"):  # a buffer's files
+                part.remove_old()
         return True
+
+    def rename_next(self) -> None:
+        """Makes checkpoint.next.pt the newest checkpoint, and the newest one the previous one."""
+        path = self.folder / "checkpoint.pt"
+        if path.exists():
+            os.replace(path, path.with_name("checkpoint.previous.pt"))
+        os.replace(path.with_name("checkpoint.next.pt"), path)
 
     def load_checkpoint(self) -> None:
         """Loads the newest whole checkpoint into the parts, and cuts off what was logged after it.
@@ -934,7 +921,10 @@ class Run:
         if damaged:
             warn(f"going on from {path.name}, because the newer one is damaged ({'; '.join(damaged.values())})")
         for damaged_path in damaged:
-            damaged_path.unlink(missing_ok=True)  # else it would become the previous checkpoint
+            with suppress(FileNotFoundError):  # else it would become the previous checkpoint
+                damaged_path.replace(damaged_path.with_name(f"{damaged_path.name}.damaged"))
+        if path.name == "checkpoint.next.pt":
+            self.rename_next()
         if state["versions"] != VERSIONS:
             warn(f"the run was begun with {state['versions']} and goes on with {VERSIONS}")
         for events in folder.glob("events.*"):
@@ -1007,17 +997,17 @@ def describe_status(metrics: Mapping[str, float], note: str) -> str:
 def make_run_folder(args: Any) -> Path:
     """Makes a new folder for the run; a counter distinguishes runs that start in the same second."""
     name = re.sub(r"[^\w.-]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
-    for counter in itertools.count(1):
-        folder = Path("runs") / (name if counter == 1 else f"{name}-{counter}")
+    folder, counter = Path("runs") / name, 1
+    while True:
         try:
             folder.parent.mkdir(exist_ok=True)
             folder.mkdir()
+            return folder
         except OSError as error:
-            if os.path.exists(folder):  # Path.exists raises for a name that is too long
-                continue
-            fail(f"the run folder cannot be made: {error}")
-        return folder
-    raise AssertionError("unreachable")
+            if not os.path.exists(folder):  # Path.exists raises for a name that is too long
+                fail(f"the run folder cannot be made: {error}")
+        counter += 1
+        folder = folder.with_name(f"{name}-{counter}")
 
 
 def lock_folder(folder: Path) -> TextIO:
@@ -1237,10 +1227,10 @@ def command_of(args: Any) -> str:
     words = ["python", script_path(type(args))]
     for field in fields(args):
         value, flag = getattr(args, field.name), flag_of(field.name)
-        if value != field.default and field.name not in ("resume", "evaluate"):
-            words += (
-                [flag if value else flag.replace("--", "--no-", 1)] if isinstance(value, bool) else [flag, str(value)]
-            )
+        if isinstance(value, bool):
+            words += [] if value == field.default else [flag if value else flag.replace("--", "--no-", 1)]
+        elif value != field.default and field.name not in ("resume", "evaluate"):
+            words += [flag, *(map(str, value) if isinstance(value, list) else [str(value)])]
     return shlex.join(words)
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from utils.errors import MAX_OBS_DIM, TaskError, describe_error, missing_package
-from utils.run import cannot_be_made, fail, parse_json, warn
+from utils.run import cannot_be_made, close_quietly, fail, parse_json, warn
 
 try:
     from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim, flatten
@@ -140,13 +140,13 @@ def play_games(
     act: Callable[[int, np.ndarray], np.ndarray],
     seed: int,
     frames: list[np.ndarray] | None = None,
-    max_steps: int | None = None,
+    max_steps: int = MAX_STEPS,
 ) -> np.ndarray:
     """Plays each game from its reset to its first end. Returns the scores (num_games, num_teams).
 
     `act(team, obs)` gives a team's actions; it is called for each team before each step. Games that end early play on
     beside the others, and these further games are not counted. A game that does not end in `max_steps` steps
-    (`MAX_STEPS` if None) is cut, and its scores are the sides' returns so far. A warning says how many were cut.
+    is cut, and its scores are the sides' returns so far. A warning says how many were cut.
 
     `frames` receives a picture of game 0 before each step of its first game, and one of its end if the games have the
     attribute `restarts`. After `MAX_FRAMES` pictures only that of the end is added.
@@ -158,7 +158,6 @@ def play_games(
     obs = env.reset(seed)
     scores, returns = np.zeros((env.num_games, len(env.teams))), np.zeros((env.num_games, len(env.teams)))
     running, allies = np.ones(env.num_games, dtype=bool), allies_of(env.teams)
-    max_steps = MAX_STEPS if max_steps is None else max_steps
     for _ in range(max_steps):
         if frames is not None and running[0] and len(frames) < MAX_FRAMES:
             frames.append(env.render())
@@ -216,14 +215,6 @@ def game_code(place: str) -> Iterator[None]:
         raise
     except BaseException as error:  # SystemExit, and what code in other languages raises
         raise TaskError(f"{place}: {describe_error(error)}") from error
-
-
-def close_quietly(name: str, close: Callable[[], None]) -> None:
-    """Calls a game's `close`. An exception costs a warning, and neither results nor a model."""
-    try:
-        close()
-    except (Exception, SystemExit) as error:
-        warn(f"{name} cannot be closed: {describe_error(error)}")
 
 
 # === Teams ============================================================================================================
@@ -592,7 +583,7 @@ class PettingZooGames:
                     is_terminated, is_truncated = bool(terminated.get(agent)), bool(truncated.get(agent))
                     is_alive = agent in env.agents and not is_terminated and not is_truncated
                     self.alive[t][i, k] = is_alive
-                    if seat in acting:
+                    if acted[t][i, k]:
                         rewards[t][i, k] = read_reward(agent, rewarded)
                         terminations[t][i, k] = is_terminated or not (is_alive or is_truncated)
                         truncations[t][i, k] = is_truncated
@@ -766,12 +757,6 @@ def guard(env: TeamEnv) -> None:
             setattr(env, name, partial(guarded, name, getattr(env, name)))
 
 
-def load_object(path: str) -> Any:
-    """The object named by `module:object`."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 def make_team_env(
     env_id: str,
     num_games: int,
@@ -792,10 +777,11 @@ def make_team_env(
     Raises ValueError, one sentence that begins with `env_id`, if there is no such game or no policy here can play it.
     """
     kwargs = env_kwargs or {}
-    path = BUILT_IN.get(env_id, env_id)
+    module, colon, name = BUILT_IN.get(env_id, env_id).partition(":")
     with refusal(f"{env_id} is neither a built-in game ({', '.join(BUILT_IN)}) nor a module that can be imported"):
-        found: Any = load_object(path) if ":" in path else importlib.import_module(path)
-    if ":" in path:
+        found: Any = importlib.import_module(module)
+        found = getattr(found, name) if colon else found
+    if colon:
         if teams is not None:
             raise BadGame(f"{env_id} takes no --teams: they are for PettingZoo games")
         with refusal(f"{env_id} cannot be made"):
@@ -817,7 +803,7 @@ def make_team_env(
         raise BadGame(f"{env_id} takes PettingZoo's function parallel_env or env, and that module has neither")
     with refusal(f"{env_id} cannot be made"):
         rendered = {"render_mode": "rgb_array"} if render else {}
-        envs = [make(**kwargs | rendered if i == 0 else kwargs) for i in range(num_games)]
+        envs = [make(**kwargs | rendered), *(make(**kwargs) for _ in range(num_games - 1))]
         if render:
             envs[0].reset()
             check_picture(envs[0].render())
@@ -844,10 +830,8 @@ def make_games(
 
     `env_kwargs` and `teams` are JSON, `symmetric` is "auto", "yes" or "no". `learner_side` must be a side or a team.
     """
-    kwargs, example = (
-        parse_json("env-kwargs", env_kwargs, '{"actions": "discrete"}'),
-        '{"red": ["a_0"], "blue": ["b_0"]}',
-    )
+    kwargs = parse_json("env-kwargs", env_kwargs, '{"actions": "discrete"}')
+    example = '{"red": ["a_0"], "blue": ["b_0"]}'
     lists = None if teams is None else parse_json("teams", teams, example)
     for members in (lists or {}).values():
         for agents in members.values() if isinstance(members, dict) and members else [members]:
