@@ -151,15 +151,15 @@ class Clocks:
         self.seconds: dict[str, float] = defaultdict(float)  # of the parts, between the readings
         self.first_step = self.first_update = 0.0  # time of the day
 
-    def tick(self, steps: int) -> None:
-        """Before each step of all environments, of which there are `steps`."""
+    def tick(self, num_envs: int) -> None:
+        """Called before each step of all environments."""
         self.first_step = self.first_step or time.time()
         if self.step >= (self.last if self.readings else self.warmup):
             synchronize()
             self.readings.append((self.step, time.perf_counter(), time.process_time()))
             if len(self.readings) == 2:
                 raise Measured
-        self.step += steps
+        self.step += num_envs
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, whose time is added up as that of this part."""
@@ -436,7 +436,7 @@ def measure(args: Args) -> None:
     print(json.dumps(result))
 
 
-def middle(values: list[float], digits: str) -> str:
+def median_and_range(values: list[float], digits: str) -> str:
     """Median, least and greatest."""
     ordered = sorted(values)
     return f"{median(ordered):{digits}} ({ordered[0]:{digits}} to {ordered[-1]:{digits}})"
@@ -456,17 +456,19 @@ def describe(script: str, results: dict[str, list[dict[str, float]]], args: Args
         if what == "limit":
             continue
         theirs, name = results[what], KINDS.get(what, f"`{script}`{OURS.get(what, '')}")
-        speed = middle([1 / x["wall"] for x in theirs], ",.0f")
+        speed = median_and_range([1 / x["wall"] for x in theirs], ",.0f")
         pairs = list(zip(ours, theirs, strict=True))
-        ratios = [middle([y[key] / x[key] for x, y in pairs], ".2f") for key in ("wall", "processor")]
+        ratios = [median_and_range([y[key] / x[key] for x, y in pairs], ".2f") for key in ("wall", "processor")]
         rows.append(f"| {name} | {speed} | {' | '.join(ratios if what != 'script' else ['', ''])} |")
     parts = [[x.get(part, 0.0) / x["wall"] for x in ours] for part in ("environment", "acting", "replay", "update")]
     shares = [f"{median(part):.0%}" for part in parts]
     limits = ["", ""]
     if "limit" in results:
         pairs = list(zip(ours, results["limit"], strict=True))
-        limits = [middle([y[part] / x["wall"] for x, y in pairs], ".0%") for part in ("products", "environment")]
-    starts = [middle([x[key] for x in ours], ".1f") for key in ("first step", "first update")]
+        limits = [
+            median_and_range([y[part] / x["wall"] for x, y in pairs], ".0%") for part in ("products", "environment")
+        ]
+    starts = [median_and_range([x[key] for x in ours], ".1f") for key in ("first step", "first update")]
     return rows, f"| `{script}` | {' | '.join(shares + limits)} |", f"| `{script}` | {' | '.join(starts)} |"
 
 

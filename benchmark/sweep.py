@@ -14,9 +14,9 @@ tasks or seeds it runs these, too. Nothing depends on the sweep's memory: each r
 that writes the run's journal and locks it, and the script inherits the lock. So whatever was killed, a run that lives
 is waited for, and is never started twice.
 
-Of a script it asks for --env-id, --exp-name and --seed; that it writes runs/{env_id}__{exp_name}__{seed}__{timestamp},
-where --resume FOLDER goes on from checkpoint.pt, or refuses with the words of NOTHING_LEFT or UNREADABLE; that SIGTERM
-makes it write a checkpoint and end; and exit statuses: 0 finished, 1 failed, 2 bad arguments.
+A script must take --env-id, --exp-name and --seed, and write runs/{env_id}__{exp_name}__{seed}__{timestamp}. With
+--resume FOLDER it goes on from checkpoint.pt there, or refuses in the words of NOTHING_LEFT or UNREADABLE. On SIGTERM
+it writes a checkpoint and ends. Its exit status is 0 (finished), 1 (failed) or 2 (bad arguments).
 
 A script's exit status 2 (bad arguments) ends the sweep, because the other runs would be refused, too: what waits in an
 array job of Slurm is cancelled. The corrected command, or one with a larger --total-timesteps, goes on in the same

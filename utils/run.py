@@ -504,7 +504,7 @@ def release_signals() -> None:
 
 
 def tell_exception(args: Any, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Says in one sentence what no run has handled: a signal, a lack of memory, a fault of the task's own code."""
+    """The exception hook: one sentence for a signal, a lack of memory or a fault of the task; else the traceback."""
     kill_environments()
     status, sentence = 1, ""
     if isinstance(error, KeyboardInterrupt):
@@ -523,7 +523,7 @@ def tell_exception(args: Any, kind: type[BaseException], error: BaseException, t
 
 
 def print_task_traceback(error: BaseException | None) -> None:
-    """Prints the traceback of an exception in the task's own code, for a TaskError that has one; not of `sys.exit`."""
+    """Prints the traceback of the task's own exception, if a TaskError has one and it is no `sys.exit`."""
     cause = task_exception(error) if isinstance(error, TaskError) else None
     if cause is not None and not isinstance(cause, SystemExit):
         traceback.print_exception(cause)
@@ -627,7 +627,7 @@ class Run:
             self.folder.parent.rmdir()
 
     def announce(self) -> None:
-        """Prints what will be run, and what of it may surprise."""
+        """Prints task, seed, budget, device and folder; warns of a rounded budget and of checkpoints that cut episodes."""
         args, total = self.args, self.total_steps
         device = next(x.device for x in all_tensors(self.model))
         budget = f"{total:,} steps on {device}"
@@ -1095,7 +1095,7 @@ class BufferFiles:
 
     def __init__(self, buffer: Buffer, folder: Path) -> None:
         self.buffer, self.folder = buffer, folder
-        # Of the newest checkpoint, and of the one before: the first transition of a file, and the one after its last.
+        # (first transition, one past the last) of each file: those of the newest checkpoint, and of the one before.
         self.files, self.previous = list[tuple[int, int]](), list[tuple[int, int]]()
 
     def rows(self, start: int, stop: int, column: Tensor) -> Tensor:

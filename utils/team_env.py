@@ -265,7 +265,7 @@ def name_teams(agents: list[str]) -> list[Group]:
 
 
 def read_teams(env_id: str, named: Mapping[str, Any], agents: list[str]) -> list[Group]:
-    """The teams of --teams: lists of agents by team, or by behaviour for a side of several teams.
+    """The teams of --teams. A value is a list of agents, or of a side of several teams a list for each behaviour.
 
     Behaviours of one name are one policy, and so are all teams without a behaviour. Raises BadGame if an agent is
     missing, is there twice, or is not in the game.
@@ -327,7 +327,7 @@ def describe_teams(env: TeamEnv) -> str:
 
 
 def shape_of(team: Team) -> str:
-    """The sizes that a policy sees of a team. Teams that share a policy must agree in them."""
+    """A team's size, observations and actions in words. Teams that share a policy must agree in them."""
     return f"{len(team.agents)} x {team.obs_dim} observations and {team.branches or team.action_dim} actions"
 
 
@@ -420,15 +420,15 @@ class Seat:
     extra numbers of their actions are ignored, and extra discrete actions are illegal.
     """
 
-    def __init__(self, env: ParallelEnv, teams: tuple[Team, ...], team: int, index: int) -> None:
-        self.team, self.index, self.agent = team, index, teams[team].agents[index]
+    def __init__(self, env: ParallelEnv, teams: tuple[Team, ...], t: int, k: int) -> None:
+        self.t, self.k, self.agent = t, k, teams[t].agents[k]
         self.obs_space = without_mask(env.observation_space(self.agent))
         self.action_space = env.action_space(self.agent)
         self.obs_dim = flatdim(self.obs_space)
         self.branches = branches_of(self.action_space)
-        self.starts = np.cumsum((0, *teams[team].branches))[:-1]  # of the branches in a row of the team's mask
+        self.starts = np.cumsum((0, *teams[t].branches))[:-1]  # of the branches in a row of the team's mask
         self.slots = [start + i for start, size in zip(self.starts, self.branches, strict=False) for i in range(size)]
-        self.num_slots = sum(teams[team].branches)
+        self.num_slots = sum(teams[t].branches)
 
     def read_obs(self, obs: Any) -> np.ndarray:
         """The observation as a vector, without its action mask."""
@@ -535,14 +535,14 @@ class PettingZooGames:
         turn = env.aec_env.agent_selection if isinstance(env, turn_based_aec_to_parallel_wrapper) else None
         self._observations[i] = {agent: obs for agent, obs in observations.items() if turn in (None, agent)}
         for seat in self._seats:
-            is_alive, mask = self.alive[seat.team][i, seat.index], self.action_masks[seat.team]
+            is_alive, mask = self.alive[seat.t][i, seat.k], self.action_masks[seat.t]
             if is_alive and seat.agent not in observations:
                 raise TaskError(f"{seat.agent} is in the game and must have an observation, and there is none")
-            if seat.agent in observations and (is_alive or acted[seat.team][i, seat.index]):
+            if seat.agent in observations and (is_alive or acted[seat.t][i, seat.k]):
                 obs = seat.read_obs(observations[seat.agent])
-                self._obs[seat.team][i, seat.index, : obs.size] = obs
+                self._obs[seat.t][i, seat.k, : obs.size] = obs
             if mask is not None and is_alive and turn in (None, seat.agent):
-                mask[i, seat.index] = seat.read_mask(observations.get(seat.agent), infos.get(seat.agent, {}))
+                mask[i, seat.k] = seat.read_mask(observations.get(seat.agent), infos.get(seat.agent, {}))
 
     def _begin(self, i: int, seed: int | None = None) -> None:
         """Starts the next game of copy i."""
@@ -550,8 +550,8 @@ class PettingZooGames:
         with game_code(f"environment {i} in reset"):
             observations, infos = self.envs[i].reset(seed=seed)
             for seat in self._seats:
-                self._returns[seat.team][i, seat.index] = 0.0
-                self.alive[seat.team][i, seat.index] = seat.agent in self.envs[i].agents
+                self._returns[seat.t][i, seat.k] = 0.0
+                self.alive[seat.t][i, seat.k] = seat.agent in self.envs[i].agents
             if not any(alive[i].any() for alive in self.alive):
                 raise TaskError("a game must begin with at least one agent, and there is none")
             self._read(i, observations, infos, self.alive)
@@ -572,14 +572,14 @@ class PettingZooGames:
         self._obs = [obs.copy() for obs in self._obs]  # used where a game gives no last observation
         rewards, terminations, truncations = self._zeros(np.float32), self._zeros(bool), self._zeros(bool)
         for i, env in enumerate(self.envs):
-            acting = [seat for seat in self._seats if acted[seat.team][i, seat.index]]
+            acting = [seat for seat in self._seats if acted[seat.t][i, seat.k]]
             if not acting:  # it has ended and does not restart
                 continue
-            chosen = {seat.agent: seat.write_action(actions[seat.team][i, seat.index]) for seat in acting}
+            chosen = {seat.agent: seat.write_action(actions[seat.t][i, seat.k]) for seat in acting}
             with game_code(f"environment {i} in step"):
                 observations, rewarded, terminated, truncated, infos = env.step(chosen)
                 for seat in self._seats:
-                    t, k, agent = seat.team, seat.index, seat.agent
+                    t, k, agent = seat.t, seat.k, seat.agent
                     is_terminated, is_truncated = bool(terminated.get(agent)), bool(truncated.get(agent))
                     is_alive = agent in env.agents and not is_terminated and not is_truncated
                     self.alive[t][i, k] = is_alive
@@ -640,10 +640,10 @@ class PettingZooGames:
         for i, env in enumerate(self.envs):
             with game_code(f"scripted player {name} in environment {i}"):
                 for seat in self._seats:
-                    if seat.team == team and self.alive[team][i, seat.index] and seat.agent in self._observations[i]:
+                    if seat.t == team and self.alive[team][i, seat.k] and seat.agent in self._observations[i]:
                         action = function(env, seat.agent, self._observations[i][seat.agent])
-                        row = seat.read_action(action, None if mask is None else mask[i, seat.index])
-                        actions[i, seat.index, : row.size] = row
+                        row = seat.read_action(action, None if mask is None else mask[i, seat.k])
+                        actions[i, seat.k, : row.size] = row
         return actions
 
     def render(self) -> np.ndarray:
