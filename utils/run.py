@@ -627,7 +627,7 @@ class Run:
             self.folder.parent.rmdir()
 
     def announce(self) -> None:
-        """Prints task, seed, budget, device and folder; warns of a rounded budget and of checkpoints that cut episodes."""
+        """Prints task, seed, budget, device and folder; warns of rounding and of checkpoints that cut episodes."""
         args, total = self.args, self.total_steps
         device = next(x.device for x in all_tensors(self.model))
         budget = f"{total:,} steps on {device}"
