@@ -280,7 +280,7 @@ class Rollout:
 def compute_gae(
     rewards: Tensor, values: Tensor, next_values: Tensor, terminations: Tensor, dones: Tensor, gamma: float, lam: float
 ) -> Tensor:
-    """Advantages of a rollout; all tensors are (num_steps, num_envs) (Schulman et al. 2016, eq. 16).
+    """Advantages of a rollout; all tensors are (num_steps, n) (Schulman et al. 2016, eq. 16).
 
     `next_values` are the values of the observations that the steps led to, before any reset. On termination the next
     value is replaced by 0. `dones` (termination or truncation) keep the trace from reaching into the next episode.

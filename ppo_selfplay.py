@@ -3,7 +3,7 @@
 The algorithm is that of `ppo_continuous.py` (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7 and 9;
 Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). `diff ppo_continuous.py ppo_selfplay.py` shows that
 GAE and both losses are the same; what self-play adds is mainly in "Snapshots and turns" and in the lines of `main` with
-`matches`.
+`matches`. Who plays whom, and ratings: `utils/matches.py`. How an opponent is drawn: `utils/snapshot_pool.py`.
 
 Self-play follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one policy
 with its own optimiser, pool and rating; the *learner* is the behaviour whose turn it is to learn. `docs/selfplay.md`
@@ -90,13 +90,13 @@ class Args:
     window: int = 50  # snapshots in the pool; the oldest one leaves it
     opponents: list[str] | None = None  # run folders whose frozen policies are the opponents; default: past selves
     initialize_from: str | None = None  # run folder with whose weights the training begins; default: random weights
-    play_against_latest_model_ratio: float = 0.5  # probability that an opponent is the newest snapshot; 1: no pool
+    play_against_latest_model_ratio: float = 0.5  # share of draws that take the newest snapshot outright; 1: no pool
     newest_share: float = 1.0  # share of the pool, its newest part, from which the other opponents are drawn
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
     current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
-    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: strong ones more often
+    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: the unbeaten more often
     swap_steps: int = 0  # a game keeps its opponents for this many ghost steps, over all games; 0: for one game
-    swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn of team_change
+    swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn
     team_change: int | None = None  # learner steps of a turn, scaled so that cycles fill the run; default: ten turns
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
     behaviors: str = "{}"  # arguments of single behaviours in JSON, such as {"evader": {"gamma": 0.9}}
@@ -119,7 +119,7 @@ class Args:
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
-    target_kl: float | None = None  # end an iteration after an epoch whose mean KL divergence exceeds this
+    target_kl: float | None = None  # end an iteration after a pass whose mean KL divergence exceeds this
 
     @property
     def batch_size(self) -> int:
@@ -128,7 +128,7 @@ class Args:
 
     @property
     def minibatch_size(self) -> int:
-        """Steps of a minibatch."""
+        """Game steps of a minibatch; each has a row for each of the learner's agents."""
         return self.batch_size // self.num_minibatches
 
 
@@ -343,7 +343,7 @@ class Rollout:
 def compute_gae(
     rewards: Tensor, values: Tensor, next_values: Tensor, terminations: Tensor, dones: Tensor, gamma: float, lam: float
 ) -> Tensor:
-    """Advantages of a rollout; all tensors are (num_steps, num_envs) (Schulman et al. 2016, eq. 16).
+    """Advantages of a rollout; all tensors are (num_steps, n) (Schulman et al. 2016, eq. 16).
 
     `next_values` are the values of the observations that the steps led to, before any reset. On termination the next
     value is replaced by 0. `dones` (termination or truncation) keep the trace from reaching into the next episode.
@@ -493,7 +493,9 @@ def learn_from(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient
     """--update-epochs passes over a rollout in shuffled minibatches; returns means over all minibatches."""
     metrics: list[Metrics] = []
     num_minibatches = min(args.num_minibatches, len(batch[0]) // 2)  # fewer where agents have left their games
-    for _ in range(args.update_epochs if num_minibatches else 0):
+    if num_minibatches == 0:
+        return {}
+    for _ in range(args.update_epochs):
         permutation = torch.randperm(len(batch[0]), device=batch[0].device)
         minibatches = zip(*(x[permutation].tensor_split(num_minibatches) for x in batch), strict=True)
         epoch_metrics = [update(agent, optimizer, minibatch, args, gradient_fn) for minibatch in minibatches]
@@ -501,7 +503,7 @@ def learn_from(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient
         approx_kl = torch.stack([m["losses/approx_kl"] for m in epoch_metrics]).mean()
         if args.target_kl is not None and approx_kl > args.target_kl:
             break
-    return {name: torch.stack([m[name] for m in metrics]).mean().item() for name in (metrics or [{}])[0]}
+    return {name: torch.stack([m[name] for m in metrics]).mean().item() for name in metrics[0]}
 
 
 # === Evaluation =======================================================================================================
@@ -509,8 +511,8 @@ def learn_from(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient
 
 def evaluate(agents: dict[str, Agent], args: Args, video_folder: Path | None = None) -> dict[str, float]:
     """Each behaviour's mean score against every scripted player; uses no random stream of the training."""
-    make_games, seed = partial(make_env, args), args.seed + 1_000_000
-    return score_policies(make_games, agents, args.eval_games, seed, args.deterministic, video_folder)
+    rules = args.eval_games, args.seed + 1_000_000, args.deterministic, video_folder
+    return score_policies(partial(make_env, args), agents, *rules)
 
 
 load_run = partial(load_policies, Args, LIMITS, make_env, Agent)  # (folder, flag) to agents, pools and arguments
@@ -575,28 +577,29 @@ def main(args: Args) -> Path:
             b_masks = zeros((rows, sum(team.branches)), dtype=torch.bool)
             b_actions = zeros((rows, team.action_dim), dtype=torch.int64 if team.branches else torch.float32)
             minibatch = zeros((rows, team.obs_dim)), b_masks, b_actions, *(zeros(rows) for _ in range(4))
+            # one function for all behaviours: each call adds the shapes of one
             gradient_fn = compiled(gradient_fn, agents[team.behavior], minibatch, all_args[team.behavior])
         # `run.steps()` yields the number of steps taken so far, and a seed where episodes begin anew. Between two
         # iterations it writes the checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
             learner, own = matches.learner, all_args[matches.learner]
-            agent, optimizer, team = agents[learner], optimizers[learner], env.teams[matches.sides[0]]
+            agent, optimizer, team = agents[learner], optimizers[learner], env.teams[matches.learner_teams[0]]
+            num_rows = args.num_games * len(team.agents)  # one for each of the learner's agents in each game
             if seed is not None:  # at the start, after each checkpoint and each change of turn
                 matches.begin_anew(seed)
                 obs = env.reset(seed)
                 run.check(global_step, observation=obs)
-                discounted_return = np.zeros(args.num_games * len(team.agents))
+                discounted_return = np.zeros(num_rows)
             if own.anneal_lr:
                 optimizer.lr = own.learning_rate * (1.0 - global_step / total_steps)
 
-            rollout = Rollout(args.num_steps, args.num_games * len(team.agents), team)
-            noise = agent.actor.noise(rollout.rewards.size).unflatten(0, rollout.rewards.shape)
+            rollout = Rollout(args.num_steps, num_rows, team)  # here, because the learners' teams differ
+            noise = agent.actor.noise(args.num_steps * num_rows).unflatten(0, (args.num_steps, num_rows))
             for t in range(args.num_steps):
                 # act and step
-                masks = matches.of_learner([legal_actions(env, i) for i in range(len(env.teams))])
-                rollout.obs[t], rollout.masks[t] = matches.of_learner(obs), masks
-                rollout.valid[t] = matches.of_learner(env.alive)
-                rollout.actions[t] = agent.act(rollout.obs[t], masks, noise[t])
+                rollout.obs[t], rollout.valid[t] = matches.of_learner(obs), matches.of_learner(env.alive)
+                rollout.masks[t] = matches.of_learner([legal_actions(env, i) for i in range(len(env.teams))])
+                rollout.actions[t] = agent.act(rollout.obs[t], rollout.masks[t], noise[t])
                 result = env.step(matches.all_actions(env, agents, obs, rollout.actions[t]))
                 result, cut = matches.cut_games(result)  # so that the first games after a reset do not run in lockstep
                 step = global_step + (t + 1) * args.num_games
@@ -623,7 +626,7 @@ def main(args: Args) -> Path:
             # snapshot, change of turn
             end_turn(agent, matches, global_step, args)
             if matches.learner != learner:
-                run.begin_anew()
+                run.begin_anew()  # the games of the next learner begin with a reset and a seed, as after a checkpoint
 
             # log and evaluate
             run.check(**metrics)

@@ -98,13 +98,13 @@ class Args:
     window: int = 50  # snapshots in the pool; the oldest one leaves it
     opponents: list[str] | None = None  # run folders whose frozen policies are the opponents; default: past selves
     initialize_from: str | None = None  # run folder with whose weights the training begins; default: random weights
-    play_against_latest_model_ratio: float = 0.5  # probability that an opponent is the newest snapshot; 1: no pool
+    play_against_latest_model_ratio: float = 0.5  # share of draws that take the newest snapshot outright; 1: no pool
     newest_share: float = 1.0  # share of the pool, its newest part, from which the other opponents are drawn
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
     current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
-    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: strong ones more often
+    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: the unbeaten more often
     swap_steps: int = 0  # a game keeps its opponents for this many ghost steps, over all games; 0: for one game
-    swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn of team_change
+    swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn
     team_change: int | None = None  # learner steps of a turn, scaled so that cycles fill the run; default: ten turns
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
     behaviors: str = "{}"  # arguments of single behaviours in JSON, such as {"evader": {"gamma": 0.9}}
@@ -350,16 +350,19 @@ class Agent(nn.Module):
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, one row each, so that a minibatch is one gather; each knows its opponent."""
+    """The last `capacity` transitions. Each is one row of `data`, so a minibatch is a single `index_select`.
+
+    `opponents` has the learner step at which the oldest opponent of each transition was saved.
+    """
 
     def __init__(self, capacity: int, team: Team, device: torch.device) -> None:
         num_masks = sum(team.branches)
         self.widths = [team.obs_dim, num_masks, team.action_dim, 1, team.obs_dim, num_masks, 1]
         self.data = torch.empty((capacity, sum(self.widths)), device=device)
-        self.opponents = torch.empty(capacity, dtype=torch.int64, device=device)  # learner step of the oldest opponent
+        self.opponents = torch.empty(capacity, dtype=torch.int64, device=device)
         self.total = 0  # transitions stored so far: transition i is in row i % capacity
         self.columns = {"rows": self.data, "opponents": self.opponents}  # what checkpoints hold
-        self.window = {"left_out": 0, "refreshed_at": 0}  # of the call of `leave_out`, for checkpoints
+        self.window = {"left_out": 0, "refreshed_at": 0}  # by the last call of `leave_out`; checkpoints have it
         self.eligible, self.eligible_for = torch.zeros(0, dtype=torch.int64, device=device), dict(self.window)
 
     def add(self, opponents: np.ndarray, *columns: np.ndarray) -> None:
@@ -384,7 +387,7 @@ class ReplayBuffer:
 
     def sample(self, batch_size: int) -> tuple[Tensor, ...]:
         """Uniformly with replacement: obs, masks, actions, rewards, next_obs, next_masks, terminations."""
-        # drawn from: old transitions that `leave_out` has kept and that are still stored | all new ones since then
+        # A draw below num_old is an old transition: one that `leave_out` has kept and that is still stored.
         capacity, device, eligible = len(self.data), self.data.device, self.find_eligible()
         num_new = min(self.total - self.window["refreshed_at"], capacity)  # all of these are eligible
         num_gone = int(torch.searchsorted(eligible, self.total - capacity)) if len(eligible) else 0
@@ -594,8 +597,8 @@ def update(
 
 def evaluate(agents: dict[str, Agent], args: Args, video_folder: Path | None = None) -> dict[str, float]:
     """Each behaviour's mean score against every scripted player; uses no random stream of the training."""
-    make_games, seed = partial(make_env, args), args.seed + 1_000_000
-    return score_policies(make_games, agents, args.eval_games, seed, args.deterministic, video_folder)
+    rules = args.eval_games, args.seed + 1_000_000, args.deterministic, video_folder
+    return score_policies(partial(make_env, args), agents, *rules)
 
 
 load_run = partial(load_policies, Args, LIMITS, make_env, Agent)  # (folder, flag) to agents, pools and arguments
@@ -652,11 +655,12 @@ def main(args: Args) -> Path:
         b: {name: Adam(group, learning_rates[b][name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
         for b, agent in agents.items()
     }
-    buffers = {team.behavior: ReplayBuffer(args.buffer_size, team, device) for team in env.teams}
+    teams = {team.behavior: team for team in env.teams}
+    buffers = {behavior: ReplayBuffer(args.buffer_size, team, device) for behavior, team in teams.items()}
 
     # --- pools and ratings ---
     matches = start_matches(all_args, env, agents, total_steps, stride, load_rivals(args, load_run, env))
-    if args.replay_opponents == "window" and any(len(matches.rivals_of(behavior)) > 1 for behavior in agents):
+    if args.replay_opponents == "window" and any(len(matches.opposing_behaviors(behavior)) > 1 for behavior in agents):
         fail("--replay-opponents window takes a game in which the opponents of each team share a behaviour")
     game_steps, num_updates = dict.fromkeys(agents, 0), dict.fromkeys(agents, 0)
 
@@ -709,31 +713,30 @@ def main(args: Args) -> Path:
             if valid.any():
                 buffer.add(opponents[valid], *(column[valid] for column in columns))
 
-            # rate, next opponents: a game with random actions is not rated
-            num_steps = (game_steps[learner] - own.learning_starts) / args.num_games  # of each game since those
-            obs = matches.finish_games(env, result, cut, max_age=num_steps)
+            # rate, next opponents
+            max_age = (game_steps[learner] - own.learning_starts) / args.num_games  # older games had random actions
+            obs = matches.finish_games(env, result, cut, max_age)
 
             # update
             num_due = int(own.updates_per_step * (game_steps[learner] - own.learning_starts))
-            has_new = buffer.total > buffer.window["refreshed_at"]  # perhaps no old transition may be drawn
+            has_new = buffer.total > buffer.window["refreshed_at"]  # `leave_out` may have left no other
             while has_new and num_updates[learner] < num_due:
                 batch = buffer.sample(own.batch_size)
                 update_metrics |= update(agent, optimizers, batch, own, num_updates[learner], gradient_fns)
                 num_updates[learner] += 1
 
             # snapshot, change of turn
-            takes_snapshot = end_turn(agent, matches, global_step, args)
-            if matches.learner != learner:
-                run.begin_anew()
-            if takes_snapshot and args.replay_opponents == "window":
+            if end_turn(agent, matches, global_step, args) and args.replay_opponents == "window":
                 buffers[matches.learner].leave_out(matches.oldest_opponent())
+            if matches.learner != learner:
+                run.begin_anew()  # the games of the next learner begin with a reset and a seed, as after a checkpoint
 
             # log and evaluate
-            if run.due(args.log_freq, args.checkpoint_freq):  # before a checkpoint clears what `matches` has collected
-                metrics = matches.metrics() | {name: value.item() for name, value in update_metrics.items()}
+            if run.due(args.log_freq, args.checkpoint_freq):  # a resumed run has nothing of before its checkpoint
+                metrics = {name: value.item() for name, value in update_metrics.items()}
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}
-                metrics["charts/learner"] = float(list(agents).index(learner))
+                metrics |= matches.metrics() | {"charts/learner": float(list(agents).index(learner))}
                 run.log(metrics, global_step)
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agents, args), global_step)

@@ -97,16 +97,16 @@ def test_the_learner_changes_sides_after_each_game(layout: Layout) -> None:
 @pytest.mark.parametrize("swap_steps", [0, 10**9])
 def test_a_fixed_side(side: str, team: int, swap_steps: int) -> None:
     """Is kept; of the other teams of its behaviour the learner plays none."""
-    matches = make_matches(DUEL, 4, side=side, swap_steps=swap_steps)
+    matches = make_matches(DUEL, 4, learner_side=side, swap_steps=swap_steps)
     for game in [0, 1, 2, 3, 3, 0]:
         assert matches.learner_team.tolist() == [team] * 4
         matches.finish(game, np.array([1.0, 0.0]))
         check_seats(matches)
-    roles = make_matches(HUNT, 2, side="prey")  # of another role: the hunters play where they can
+    roles = make_matches(HUNT, 2, learner_side="prey")  # of another role: the hunters play where they can
     assert roles.learner_team.tolist() == [0, 0]
     roles.give_turn("prey")
     assert roles.learner_team.tolist() == [1, 1]
-    raid = make_matches(RAID, 3, side="blue")
+    raid = make_matches(RAID, 3, learner_side="blue")
     raid.finish(0, np.zeros(3))
     check_seats(raid)
     assert raid.learner_team.tolist() == [2, 2, 2]
@@ -186,6 +186,23 @@ def test_new_opponents_in_every_game_or_never(swap_steps: int) -> None:
         assert sorted(counts) == [0, 0, 0, 2_000]
 
 
+def test_three_behaviours_forget_results_of_each_other() -> None:
+    """Scores of one role's games say nothing to another role; a resume forgets none, and two roles never meet."""
+    layout: Layout = (("red", "a", 1), ("green", "b", 1), ("blue", "c", 1))
+    for teams, is_kept in ((layout, False), (layout[:2], True)):
+        matches = make_matches(teams, 1)
+        matches.pools["b"].latest.results.append(1.0)
+        matches.load_state_dict(matches.state_dict())
+        assert list(matches.pools["b"].latest.results) == [1.0]
+        matches.give_turn("b")
+        again = make_matches(teams, 1)
+        again.pools["b"].latest.results.append(0.5)
+        again.load_state_dict(matches.state_dict())
+        assert again.learner == "b"
+        assert list(again.pools["b"].latest.results) == [0.5]
+        assert list(matches.pools["b"].latest.results) == ([1.0] if is_kept else [])
+
+
 @pytest.mark.parametrize(
     ("layout", "swap_steps"),
     [(DUEL, {"disc": 250}), (HUNT, {"hunter": 125, "prey": 500}), (TRIO, {"disc": 500}), (RAID, {"raider": 625})],
@@ -198,7 +215,7 @@ def test_swaps_per_turn(layout: Layout, swap_steps: dict[str, int]) -> None:
     team_change = dict.fromkeys(swap_steps, 1000)
     for factor in (1, 2):
         team_change[list(swap_steps)[-1]] *= factor
-        matches = make_matches(layout, 2, swaps_per_turn=4.0, team_change=team_change)
+        matches = make_matches(layout, 2, swaps_per_turn=4.0, turn_steps=team_change)
         for behavior, steps in [*swap_steps.items()] * 2:
             matches.give_turn(behavior)
             assert matches.swap_steps == steps * team_change[behavior] / 1000
@@ -213,7 +230,7 @@ def test_the_turn_of_a_role() -> None:
     hunters, prey = matches.pools["hunter"], matches.pools["prey"]
     hunters.latest.rating, prey.latest.rating = 1300.0, 1150.0
     matches.give_turn("hunter")
-    assert (matches.learner, matches.rating, matches.sides) == ("hunter", 1300.0, [0])
+    assert (matches.learner, matches.rating, matches.learner_teams) == ("hunter", 1300.0, [0])
     matches.finish(2, np.array([2.0, 0.0]))
     assert matches.rating > 1300.0
     assert prey.latest.rating + matches.rating == pytest.approx(2450.0)
@@ -407,7 +424,7 @@ def test_actions_reach_their_agents(layout: Layout, discrete: bool) -> None:
         matches.give_turn(turn)
         for game in rng.integers(7, size=5):
             matches.finish(int(game), np.zeros(len(layout)))
-        team_size = len(obs[matches.sides[0]][0])
+        team_size = len(obs[matches.learner_teams[0]][0])
         rows = matches.of_learner(obs)
         places = [[game, team, k, 17] for game, team in enumerate(matches.learner_team) for k in range(team_size)]
         assert rows.tolist() == places

@@ -100,7 +100,7 @@ def test_opponents_change_sides_together() -> None:
 def test_a_fixed_side_by_its_name() -> None:
     """The name of the side or that of the team."""
     for side in ("blue", "s1"):
-        matches = soccer_matches(3, side=side)
+        matches = soccer_matches(3, learner_side=side)
         matches.finish(1, np.zeros(4))
         assert matches.learner_team.tolist() == [2, 2, 2]
         matches.give_turn("goalie")
@@ -125,12 +125,12 @@ def test_only_opponents_are_rated() -> None:
 
 def test_ghosts_are_opponents_alone() -> None:
     """Three of the six agents; their steps are counted, and swaps_per_turn is by their number."""
-    matches = soccer_matches(5, swaps_per_turn=4.0, team_change={"striker": 1000, "goalie": 1000})
+    matches = soccer_matches(5, swaps_per_turn=4.0, turn_steps={"striker": 1000, "goalie": 1000})
     assert matches.num_ghosts == 15
     assert matches.swap_steps == round(3 / 2 * 1000 / 4)
     matches.give_turn("goalie")
     assert matches.swap_steps == 3 * 1000 / 4
-    unequal = soccer_matches(5, UNEQUAL, swaps_per_turn=4.0, team_change={"striker": 1000, "goalie": 1000})
+    unequal = soccer_matches(5, UNEQUAL, swaps_per_turn=4.0, turn_steps={"striker": 1000, "goalie": 1000})
     assert unequal.swap_steps == round((2 + 3) / 2 / 2 * 1000 / 4)  # two opponents or three, by the learner's side
 
 
@@ -387,7 +387,7 @@ def test_the_window_of_one_behaviour_alone(train_selfplay: Train, capsys: pytest
         train_selfplay(sac_selfplay, env_id="toy_sides", replay_opponents="window")
     assert "error: --replay-opponents window takes a game in which the opp" in capsys.readouterr().err
     matches = soccer_matches(2)
-    assert matches.rivals_of("striker") == {"striker", "goalie"}
+    assert matches.opposing_behaviors("striker") == {"striker", "goalie"}
 
 
 @pytest.mark.slow

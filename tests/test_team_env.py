@@ -307,13 +307,14 @@ def test_a_vectorised_game_is_checked_when_it_is_made(name: str, fault: str | No
         ("late exit", "step of Auction: SystemExit: 0"),
         ("late nan", "step of Auction: the scores of games that are over must be numbers, not"),
         ("late restart", "restart of Auction: SystemExit: 1"),
+        ("no end", "step of Auction: where a game is over, each agent that was alive must end"),
     ],
 )
 def test_a_vectorised_game_that_breaks_down_later(fault: str, message: str) -> None:
     """In its second game."""
     env = make_team_env("vector_game:Auction", 2, {"fault": fault})
     env.reset(0)
-    for _ in range(3 if fault == "late exit" else 5):
+    for _ in range({"late exit": 3, "no end": 2}.get(fault, 5)):
         env.step(random_actions(env))
     with pytest.raises(TaskError, match=f"^{message}"):
         env.restart(np.array([1])) if fault == "late restart" else env.step(random_actions(env))  # type: ignore[attr-defined]

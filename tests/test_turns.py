@@ -13,7 +13,7 @@ from conftest import Train
 from toy_policies import make_pool
 
 from utils.games import Pursuit, Sumo
-from utils.matches import Matches, behavior_args, turn_ends
+from utils.matches import Matches, behavior_args, start_matches, turn_ends
 from utils.snapshot_pool import SnapshotPool
 
 Capture = pytest.CaptureFixture[str]
@@ -202,3 +202,16 @@ def test_a_game_that_ends_when_its_cut_is_due_is_not_cut() -> None:
     assert not any(truncations[3].any() for truncations in result.truncations)
     assert matches.learner_team[3] == 0  # it began on team 1, and has changed sides once
     assert matches.metrics()["selfplay/games"] == 1.0
+
+
+def test_swaps_per_turn_are_those_of_the_turns_that_there_are(selfplay: ModuleType) -> None:
+    """Whatever --team-change asks for: the turns are scaled, and swap_steps with them (pursuit: two against one)."""
+    for team_change in (2_000, 5_000_000, None):
+        args = selfplay.Args(env_id="pursuit", num_games=8, swaps_per_turn=4.0, team_change=team_change)
+        env = selfplay.make_env(args, args.num_games)
+        agents = {team.behavior: selfplay.Agent(team, args) for team in env.teams}
+        matches = start_matches(dict.fromkeys(agents, args), env, agents, total_steps=1_000_000, stride=8)
+        first, second = np.diff([0, *matches.change_at[:2]])  # game steps; each of the two pursuers takes one in each
+        assert matches.swap_steps == pytest.approx(first / 4, abs=1)  # the evader is the one ghost
+        matches.give_turn("evader")
+        assert matches.swap_steps == pytest.approx(2 * second / 4, abs=1)

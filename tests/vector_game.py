@@ -67,7 +67,7 @@ class Auction:
         lead = np.sign(scores[..., :1] - scores[..., 1:]) if scores.ndim == 2 else np.zeros((self.num_games, 1))
         rewards = [(sign * lead).astype(np.float32) for sign in (1, -1)]
         self.round, self.totals = np.where(over, 0, self.round), np.where(over[:, None], 0.0, self.totals)
-        ends, stops = [over[:, None]] * 2, [np.zeros((self.num_games, 1), dtype=bool)] * 2
+        ends, stops = [over[:, None] & (self.fault != "no end")] * 2, [np.zeros((self.num_games, 1), dtype=bool)] * 2
         step = TeamStep(self.observe(), final_obs, rewards, ends, stops, over, scores)
         return SimpleNamespace(**step._asdict()) if self.fault == "step type" else step  # type: ignore[return-value]
 

@@ -9,7 +9,7 @@ There are two kinds of rating:
 Both use the same model: the expected score of a game is `expected_score`. A win scores 1 and a draw scores 1/2.
 
 A game of more than two teams counts as one game between every two of them; the team with the higher score wins
-(`game_scores`).
+(`game_scores`). Online, only the learner's pairs are rated.
 """
 
 import math

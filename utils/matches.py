@@ -104,9 +104,9 @@ class Matches:
         change_at: Sequence[int] = (0,),
         elo_k: float = 16.0,
         swap_steps: int = 0,
-        side: str | None = None,
+        learner_side: str | None = None,
         swaps_per_turn: float | None = None,
-        team_change: Mapping[str, int] | None = None,
+        turn_steps: Mapping[str, int] | None = None,
         game_length: float | None = None,
         rivals: Mapping[str, SnapshotPool] | None = None,
     ) -> None:
@@ -115,11 +115,11 @@ class Matches:
         `pools` has a pool for each behaviour, with at least one snapshot. Opponents are drawn from them, or from
         `rivals`, which are pools that nothing is added to. `change_at` are the game steps at which turns end
         (`turn_ends`). `elo_k` is the largest change of a rating in one game. A game keeps its opponents until ghost
-        agents, over all games, have taken `swap_steps` steps; 0 draws new opponents for each game. `side` is the team
-        that the learner always plays on; None: it changes sides.
+        agents, over all games, have taken `swap_steps` steps; 0 draws new ones for each game. `learner_side` is the
+        team that the learner always plays on; None: it changes sides.
 
-        With `swaps_per_turn`, each turn of a behaviour's `team_change` learner steps has that many swaps. By ML-Agents'
-        rule swap_steps = ghosts / learners * team_change / swaps_per_turn, for the sizes of the teams in that turn.
+        With `swaps_per_turn`, each turn of a behaviour's `turn_steps` learner steps has that many swaps. By ML-Agents'
+        rule swap_steps = ghosts / learners * turn_steps / swaps_per_turn, for the sizes of the teams in that turn.
 
         `game_length` are the steps that a game is expected to take at first. With it, the first games after a reset
         are cut at different steps: otherwise all games would run in lockstep, and the first results would be those of
@@ -128,8 +128,8 @@ class Matches:
         self.behaviors = [team.behavior for team in teams]
         self.team_names, self.side_names = [team.name for team in teams], sides_of(teams)
         self.pools, self.rivals = pools, pools if rivals is None else rivals
-        self.elo_k, self.swap_steps, self.side = elo_k, swap_steps, side
-        self.swaps_per_turn, self.team_change, self.change_at = swaps_per_turn, team_change or {}, list(change_at)
+        self.elo_k, self.swap_steps, self.learner_side = elo_k, swap_steps, learner_side
+        self.swaps_per_turn, self.turn_steps, self.change_at = swaps_per_turn, turn_steps or {}, list(change_at)
         self.learner_steps = dict.fromkeys(pools, 0)
         self.game_length = game_length  # mean of the finished games, the newest count most
         self.ages, self.cut_at = np.zeros((2, num_games), dtype=np.int64)  # steps of the running games; 0: not cut
@@ -137,8 +137,9 @@ class Matches:
         self.sizes, self.allies = np.array([len(team.agents) for team in teams]), allies_of(teams)
         self.opposes = np.array([[u not in own for u in range(len(teams))] for own in self.allies])
         self.num_opponents = self.opposes.sum(axis=1).tolist()  # of each team
+        # Of each game, a player for each team: None is the learner, CURRENT a behaviour as it is now.
         self.opponents: list[list[Snapshot | None]] = [[None] * len(teams) for _ in range(num_games)]
-        self.uids = np.zeros((num_games, len(teams)), dtype=np.int64)  # of the opponents; -1: the learner
+        self.uids = np.zeros((num_games, len(teams)), dtype=np.int64)  # of these players; -1: the learner
         self.learner_team = np.zeros(num_games, dtype=np.int64)
         self.ghost_steps, self.drawn_at = 0, np.zeros(num_games, dtype=np.int64)
         self.finished: list[tuple[float, float, float]] = []  # score, opponent's rating, age (nan: it has none)
@@ -146,7 +147,8 @@ class Matches:
         self.has_warned = False
         self.scripted: dict[str, SnapshotPool] = {}
         self.scripted_share = self.current_share = 0.0
-        self.give_turn(self.behaviors[0])
+        self.learner = self.behaviors[0]
+        self.give_turn(self.learner)
 
     def mix_in(
         self, scripted: Iterable[tuple[str, str]], scripted_share: float, current_share: float, rating: float
@@ -163,15 +165,23 @@ class Matches:
             pool.add({}, sys.maxsize, rating).name = name
 
     def give_turn(self, behavior: str) -> None:
-        """Makes this behaviour the learner, rated as its newest snapshot, and draws new opponents for all games."""
+        """Makes this behaviour the learner, rated as its newest snapshot, and draws new opponents for all games.
+
+        With three behaviours or more, snapshots lose their results: those are of games against another behaviour.
+        """
+        if behavior != self.learner and len(self.pools) > 2:
+            for snapshot in (snapshot for pool in self.rivals.values() for snapshot in pool.snapshots):
+                snapshot.results.clear()
         self.learner = behavior
         self.rating = self.pools[behavior].latest.rating
-        sides = [t for t, b in enumerate(self.behaviors) if b == behavior]
-        self.sides = [t for t in sides if self.side in (self.team_names[t], self.side_names[t])] or sides
+        teams = [t for t, b in enumerate(self.behaviors) if b == behavior]
+        self.learner_teams = [
+            t for t in teams if self.learner_side in (self.team_names[t], self.side_names[t])
+        ] or teams
         if self.swaps_per_turn is not None:
-            learners = self.sizes[self.sides[0]]
-            ghosts = np.mean([self.sizes[self.opposes[t]].sum() for t in self.sides])
-            self.swap_steps = max(1, round(ghosts / learners * self.team_change[behavior] / self.swaps_per_turn))
+            learners = self.sizes[self.learner_teams[0]]
+            ghosts = np.mean([self.sizes[self.opposes[t]].sum() for t in self.learner_teams])
+            self.swap_steps = max(1, round(ghosts / learners * self.turn_steps[behavior] / self.swaps_per_turn))
         self.begin_anew()
 
     def learner_at(self, global_step: int) -> str:
@@ -189,7 +199,7 @@ class Matches:
         if self.game_length is not None:
             self.cut_at = (self.game_length * np.arange(len(self.ages)) / len(self.ages)).astype(np.int64)
         for game in range(len(self.opponents)):
-            self.learner_team[game] = self.sides[game % len(self.sides)]
+            self.learner_team[game] = self.learner_teams[game % len(self.learner_teams)]
             self._draw(game)
 
     def state_dict(self) -> dict[str, Any]:
@@ -213,7 +223,8 @@ class Matches:
         for name, pools in ("rivals", self.rivals), ("scripted", self.scripted):
             for behavior, snapshots in state[name].items():
                 pools[behavior].load_state_dict(snapshots)
-        self.give_turn(state["learner"])
+        self.learner = state["learner"]
+        self.give_turn(self.learner)
         self.rating = state["rating"]
 
     def _draw_opponent(self, behavior: str) -> Snapshot:
@@ -236,15 +247,18 @@ class Matches:
             self.uids[game, team] = -1 if team == learner_team else opponent.uid
         self.drawn_at[game] = self.ghost_steps
 
+    def _seats(self, team: int) -> list[int]:
+        """The teams of this team's side by behaviour; of one behaviour this team is the first."""
+        return sorted(self.allies[team], key=lambda t: (self.behaviors[t], t != team))
+
     def next_game(self, game: int) -> None:
         """Prepares a game's next start: the learner changes sides, and opponents are replaced if they are due."""
         team = self.learner_team[game]
-        next_team = self.sides[(self.sides.index(team) + 1) % len(self.sides)]
+        next_team = self.learner_teams[(self.learner_teams.index(team) + 1) % len(self.learner_teams)]
         self.learner_team[game] = next_team
-        seat_order = lambda t: sorted(self.allies[t], key=lambda u: (self.behaviors[u], u != t))  # noqa: E731
-        own, new = seat_order(team), seat_order(next_team)  # by behaviour, and the learner's seat before its equals
-        is_mirror = [self.behaviors[t] for t in own] == [self.behaviors[t] for t in new]
-        if self.ghost_steps - self.drawn_at[game] >= self.swap_steps or not is_mirror:
+        own, new = self._seats(team), self._seats(next_team)
+        can_swap = [self.behaviors[t] for t in own] == [self.behaviors[t] for t in new]
+        if self.ghost_steps - self.drawn_at[game] >= self.swap_steps or not can_swap:
             self._draw(game)
         elif next_team != team:  # the opponents on the learner's new side move to its old one
             swaps = [(team, next_team)] if next_team in own else list(zip(own, new, strict=True))
@@ -289,7 +303,8 @@ class Matches:
     def finish_games(self, env: TeamEnv, result: TeamStep, cut: np.ndarray, max_age: float = math.inf) -> Observations:
         """Rates the games that are over, prepares their next starts, and restarts those that were cut.
 
-        Games older than `max_age` steps are not rated. Returns the observations to act on next, one array a team.
+        A game of more than `max_age` steps is not rated: it began while the learner acted at random. Returns the
+        observations to act on next, one array a team.
         """
         for game in result.over.nonzero()[0].tolist():
             age = int(self.ages[game])
@@ -301,13 +316,13 @@ class Matches:
             self.next_game(game)
         ended = result.over | cut
         self.ages[ended] = self.cut_at[ended] = 0
-        restart: Any = getattr(env, "restart", None)  # `game_length` is None for a game without it
+        restart: Any = getattr(env, "restart", None)  # no game is cut without this method
         return restart(cut.nonzero()[0]) if cut.any() else result.obs
 
     def of_learner(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The learner's rows (num_games * team_size, ...) of one array (num_games, team_size, ...) per team."""
-        sides = np.stack([arrays[t] for t in self.sides], axis=1)  # (num_games, num_sides, team_size, ...)
-        own = sides[np.arange(len(sides)), np.searchsorted(self.sides, self.learner_team)]
+        by_team = np.stack([arrays[t] for t in self.learner_teams], axis=1)  # (num_games, num_teams, team_size, ...)
+        own = by_team[np.arange(len(by_team)), np.searchsorted(self.learner_teams, self.learner_team)]
         return own.reshape(own.shape[0] * own.shape[1], *own.shape[2:])
 
     @property
@@ -329,10 +344,10 @@ class Matches:
 
         0 if they are those of --opponents, which never leave.
         """
-        (behavior,) = self.rivals_of(self.learner)
+        (behavior,) = self.opposing_behaviors(self.learner)
         return self.pools[behavior].snapshots[0].step if self.rivals is self.pools else 0
 
-    def rivals_of(self, behavior: str) -> set[str]:
+    def opposing_behaviors(self, behavior: str) -> set[str]:
         """The behaviours of all teams that oppose a team of this behaviour."""
         own = [t for t, b in enumerate(self.behaviors) if b == behavior]
         return {b for t in own for b, is_rival in zip(self.behaviors, self.opposes[t], strict=True) if is_rival}
@@ -348,24 +363,24 @@ class Matches:
         actions: list[np.ndarray] = [np.empty(0)] * len(env.teams)
         for behavior, agent in agents.items():
             teams = [t for t, b in enumerate(self.behaviors) if b == behavior]
-            sides = np.stack([obs[t] for t in teams], axis=1)  # (num_games, num_sides, team_size, obs_dim)
+            by_team = np.stack([obs[t] for t in teams], axis=1)  # (num_games, num_teams, team_size, obs_dim)
             team, uids = env.teams[teams[0]], self.uids[:, teams]
-            chosen = np.zeros((*sides.shape[:3], team.action_dim), dtype=np.int64 if team.branches else np.float32)
+            chosen = np.zeros((*by_team.shape[:3], team.action_dim), dtype=np.int64 if team.branches else np.float32)
             ghosts = self.opposes[self.learner_team][:, teams]
             self.ghost_steps += int(np.stack([env.alive[t] for t in teams], axis=1)[ghosts].sum())
             others = [CURRENT, *self.scripted[behavior].snapshots] if behavior in self.scripted else [CURRENT]
-            snapshots = uids >= 0
+            is_snapshot = uids >= 0
             for player in others:  # `np.isin` would take 2% of the script's time
-                snapshots &= uids != player.uid
-            for seated in (snapshots, uids == CURRENT.uid):
+                is_snapshot &= uids != player.uid
+            for seated, has_snapshots in ((is_snapshot, True), (uids == CURRENT.uid, False)):
                 if seated.any():
                     masks = np.stack([legal_actions(env, t) for t in teams], axis=1)[seated]
-                    rows = sides[seated].reshape(-1, team.obs_dim)
+                    rows = by_team[seated].reshape(-1, team.obs_dim)
                     masks, noise = masks.reshape(len(rows), -1), agent.actor.noise(len(rows))
-                    if seated is snapshots:
-                        in_play, policy = np.unique(uids[seated], return_inverse=True)
+                    if has_snapshots:
+                        in_play, which = np.unique(uids[seated], return_inverse=True)
                         stack = self._stack(behavior, agent, in_play.tolist())
-                        own_actions = stack.act(policy.repeat(sides.shape[2]), rows, masks, noise)
+                        own_actions = stack.act(which.repeat(by_team.shape[2]), rows, masks, noise)
                     else:
                         own_actions = agent.act(rows, masks, noise)
                     chosen[seated] = own_actions.reshape(-1, *chosen.shape[2:])
@@ -446,7 +461,11 @@ def start_matches(
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
     team_change = {behavior: own.team_change for behavior, own in all_args.items()}
     change_at = turn_ends(env.teams, team_change, total_steps, stride)
-    turn_steps = {behavior: n or change_at[0] * len(env.teams[0].agents) for behavior, n in team_change.items()}
+    sizes = {team.behavior: len(team.agents) for team in env.teams}
+    lengths = np.diff([0, *change_at[: len(sizes)]]).tolist()  # of a turn of each behaviour, in game steps
+    turn_steps = {behavior: sizes[behavior] * n for behavior, n in zip(all_args, lengths, strict=True)}
+    if len(sizes) == 1:
+        turn_steps = {behavior: n or turn_steps[behavior] for behavior, n in team_change.items()}
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
     rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
     matches = Matches(env.teams, args.num_games, pools, change_at, *rules, rivals)

@@ -17,9 +17,9 @@ class PolicyStack:
         """Stacks the weights: one state dict a policy.
 
         `agent` is a module with the policies' architecture. Its `forward` maps observations (n, obs_dim) to parameters
-        of action distributions (n, ...). The method `sample` of its `actor` maps these, masks and noise to actions. A
-        policy's rows are split into blocks of `block` rows; the batched forward pass has one copy of the weights for
-        each block.
+        of action distributions (n, ...). The method `sample` of its `actor` maps these, masks and noise to actions.
+        Policies have different numbers of rows, and one batched product needs equal ones: rows are padded to blocks of
+        `block` rows, and each block has its own copy of the weights.
         """
         self.agent, self.block = agent, block
         self.device = next((x.device for x in agent.parameters()), torch.device("cpu"))  # saved weights are on the CPU

@@ -32,7 +32,7 @@ class Snapshot:
     games: int = 0
     """number of rated games"""
     results: deque[float] = field(default_factory=lambda: deque(maxlen=100))
-    """the learner's last scores against it: 1 for a win of the learner, 0.5 for a draw, 0 for a loss"""
+    """the last scores against it of the behaviour that learns: 1 for a win of the learner, 0.5 a draw, 0 a loss"""
     name: str = ""
     """of a scripted player, which has no weights"""
     uid: int = field(default_factory=_uids.__next__)

@@ -87,7 +87,7 @@ class TeamStep(NamedTuple):
     rewards: list[np.ndarray]
     """(num_games, team_size) float32"""
     terminations: list[np.ndarray]
-    """(num_games, team_size) bool: the agent terminated in this step, with its game or before it"""
+    """(num_games, team_size) bool: the agent terminated in this step; its game may go on without it"""
     truncations: list[np.ndarray]
     """(num_games, team_size) bool: the agent was truncated in this step"""
     over: np.ndarray
@@ -258,10 +258,10 @@ def name_teams(agents: list[str]) -> list[Group]:
             name = re.sub(r"[-_ ]?\d+$", "", agent) or agent
             group = Group(name, name, [])
         groups.setdefault(group.name, group).agents.append(agent)
-    (first, *others) = groups.values() or [Group("", "", [])]
-    if len(agents) == 2 and not others and not first.side:
-        return [Group(agent, first.behavior, [agent]) for agent in agents]
-    return list(groups.values())
+    found = list(groups.values())
+    if len(agents) == 2 and len(found) == 1 and not found[0].side:
+        return [Group(agent, found[0].behavior, [agent]) for agent in agents]
+    return found
 
 
 def read_teams(env_id: str, named: Mapping[str, Any], agents: list[str]) -> list[Group]:
@@ -367,7 +367,7 @@ def make_teams(
     teams = tuple(make_team(env_id, env, group) for group in groups)
     shapes = {(team.behavior, shape_of(team)) for team in teams}
     if named is not None and symmetric is None and len(shapes) > len({team.behavior for team in teams}):
-        symmetric = False  # teams of one name are unlike
+        symmetric = False  # teams of one behaviour are unlike: each has a policy of its own
     return set_behaviors(env_id, teams, symmetric)
 
 
@@ -742,13 +742,18 @@ def check_picture(picture: Any) -> None:
 
 
 def guard(env: TeamEnv) -> None:
-    """Turns what a user's vectorised game raises into TaskError, and checks the scores of games that are over."""
+    """Turns what a user's vectorised game raises into TaskError, and checks the ends of games."""
 
     def guarded(name: str, method: Callable[..., Any], *args: Any) -> Any:
         with game_code(f"{name} of {type(env).__name__}"):
+            alive = [x.copy() for x in env.alive] if name == "step" else []
             result = method(*args)
-            if name == "step" and not np.isfinite(result.scores[result.over]).all():
-                raise TaskError(f"the scores of games that are over must be numbers, not {result.scores[result.over]}")
+            if name == "step":
+                if not np.isfinite(scores := result.scores[result.over]).all():
+                    raise TaskError(f"the scores of games that are over must be numbers, not {scores}")
+                for was_alive, *ends in zip(alive, result.terminations, result.truncations, strict=True):
+                    if (was_alive & ~(ends[0] | ends[1]))[result.over].any():
+                        raise TaskError("where a game is over, each agent that was alive must end: see TeamStep")
             return result
 
     env.close = partial(close_quietly, type(env).__name__, env.close)  # type: ignore[method-assign]
