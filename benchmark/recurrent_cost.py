@@ -22,11 +22,11 @@ WARM_UP, NUM_UPDATES = 40, 160
 def fill(script: Any, agent: Any, episode: int) -> Any:
     """A buffer of 3,000 random steps of one environment, whose episodes have this many."""
     obs_dim, memory = len(agent.obs_rms.mean), agent.forget(1)
-    buffer = script.ReplayBuffer(3_000, 1, obs_dim, agent.carried_dim - 2, memory.shape[1], torch.device("cpu"))
+    buffer = script.ReplayBuffer(3_000, 1, obs_dim, agent.past_dim - 2, memory.shape[1], torch.device("cpu"))
     rng = np.random.default_rng(0)
-    obs, state_dim = rng.standard_normal((1, obs_dim)), memory.shape[1] - agent.carried_dim
+    obs, state_dim = rng.standard_normal((1, obs_dim)), memory.shape[1] - agent.past_dim
     for step in range(3_000):
-        actions, next_obs = rng.uniform(-1.0, 1.0, (1, agent.carried_dim - 2)), rng.standard_normal((1, obs_dim))
+        actions, next_obs = rng.uniform(-1.0, 1.0, (1, agent.past_dim - 2)), rng.standard_normal((1, obs_dim))
         rewards, dones = rng.standard_normal(1), np.array([(step + 1) % episode == 0])
         buffer.add(obs, actions, rewards, next_obs, np.zeros(1), memory)
         memory = script.remember(actions, rewards, 0.1 * rng.standard_normal((1, state_dim)), dones)

@@ -420,8 +420,8 @@ MUTANTS = [
     ),
     Mutant(
         MATCHES,
-        "round(ghosts / learners * self.team_change",
-        "round(learners / ghosts * self.team_change",
+        "round(ghosts / learners * self.turn_steps",
+        "round(learners / ghosts * self.turn_steps",
         "swaps per turn: ratio inverted",
         MATCHES_TESTS,
     ),
@@ -823,8 +823,8 @@ MUTANTS = [
     ),
     Mutant(
         REWARDS,
-        "F.pad(absorbing / scale, (1, 0)) * agent.strengths / (1.0 - agent.gammas).clamp(min=1e-6)",
-        "F.pad(absorbing / scale, (1, 0)) * agent.strengths",
+        "F.pad(end_rewards / scale, (1, 0)) * agent.strengths / (1.0 - agent.gammas).clamp(min=1e-6)",
+        "F.pad(end_rewards / scale, (1, 0)) * agent.strengths",
         "the absorbing state has the reward of one step",
         REWARDS_TESTS,
     ),
@@ -837,8 +837,8 @@ MUTANTS = [
     ),
     Mutant(
         REWARDS,
-        "return F.softplus(own_logits), F.softplus(logit).squeeze(0)",
-        "return -F.softplus(-own_logits), -F.softplus(-logit).squeeze(0)",
+        "return F.softplus(policy_logits), F.softplus(end_logit).squeeze(0)",
+        "return -F.softplus(-policy_logits), -F.softplus(-end_logit).squeeze(0)",
         "GAIL: log D in place of -log(1 - D)",
         REWARDS_TESTS,
     ),

@@ -63,7 +63,7 @@ except ModuleNotFoundError as error:
     raise missing_package("training", error) from error
 
 ArgsT = TypeVar("ArgsT")
-CHECKPOINT_FORMAT = 4  # increases when older checkpoints can no longer be read
+CHECKPOINT_FORMAT = 5  # increases when older checkpoints can no longer be read
 FACTS: dict[str, Any] = {"global_step": int, "total_steps": int, "extra_resets": list[int], "is_finished": bool}
 FACTS |= {"versions": dict[str, str], "events": dict[str, int]}  # of a checkpoint, beside its parts
 VERSIONS = {"torch": str(torch.__version__), "gymnasium": gym.__version__, "numpy": np.__version__}

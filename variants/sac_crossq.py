@@ -1,6 +1,6 @@
 """SAC without target networks: normalised layers, so that the critics can bootstrap from themselves (CrossQ).
 
-Bhatt et al. 2024, https://arxiv.org/abs/1902.05605, with what its successor XQC added (Palenicek et al. 2025,
+Bhatt et al. 2024, https://arxiv.org/abs/1902.05605, with parts of its successor XQC (Palenicek et al. 2025,
 https://arxiv.org/abs/2509.25174). How it differs from `sac_continuous.py`:
 - The inputs and the hidden layers of actor and critics go through batch renormalisation (`BatchRenorm`). A network
   uses the statistics of the batch only in its own update, and running statistics everywhere else.
@@ -177,6 +177,9 @@ class RunningMeanStd(nn.Module):
         return ((x - self.mean) / self.std).clamp(-10.0, 10.0).float()
 
 
+MAX_VALUE, NUM_BINS = 5.0, 101  # the critics' histogram, in units of scaled rewards (SimbaV2, XQC)
+
+
 class RewardScale(nn.Module):
     """Divides rewards so that the critics' targets fit their range (SimbaV2, https://arxiv.org/abs/2502.15280).
 
@@ -194,15 +197,15 @@ class RewardScale(nn.Module):
 
     @property
     def scale(self) -> Tensor:
-        """Of rewards; never zero."""
+        """The divisor of rewards; never zero."""
         return self.rms.std.maximum(self.largest / MAX_VALUE).float()
 
 
 class BatchRenorm(nn.Module):
     """Batch renormalisation (Ioffe 2017, https://arxiv.org/abs/1702.03275, Algorithm 1), scaled and shifted.
 
-    In training a batch is normalised by its own mean and deviation. r and d then carry it, within limits, to where the
-    running statistics would have put it. In the first `warmup` updates r is 1 and d is 0: batch normalisation. Outside
+    In training a batch is normalised by its own mean and deviation. r and d then correct it, within limits, to what the
+    running statistics give. In the first `warmup` updates r is 1 and d is 0: batch normalisation. Outside
     of training the running statistics normalise.
     """
 
@@ -234,7 +237,8 @@ class BatchRenorm(nn.Module):
 class NormalizedNet(nn.Module):
     """ReLU network with batch renormalisation of the input and of each hidden layer.
 
-    `linear` makes a layer, and `rows` are the leading dimensions of the parameters that follow it.
+    `linear` makes a layer. `rows` is the shape of the normalisation's parameters before their size: (1,), or (2, 1) for
+    both critics.
     """
 
     def __init__(
@@ -260,7 +264,7 @@ class NormalizedNet(nn.Module):
     def forward(self, x: Tensor, train: bool) -> Tensor:
         """(..., n, sizes[0]) to (..., n, sizes[-1])."""
         x = self.norms[0](x, train)
-        for linear, norm in zip(self.linears, self.norms[1:], strict=False):
+        for linear, norm in zip(self.linears, self.norms[1:], strict=False):  # not the output layer
             x = norm(linear(x), train).relu()
         return self.linears[-1](x)
 
@@ -292,9 +296,6 @@ class TwinLinear(nn.Module):
         if self.weight.shape[2] == 1:  # as a matrix product it would take three times as long
             return (x * self.weight.mT).sum(-1, keepdim=True) + self.bias
         return x @ self.weight + self.bias
-
-
-MAX_VALUE, NUM_BINS = 5.0, 101  # the critics' histogram, in units of scaled rewards (SimbaV2, XQC)
 
 
 class TwinQNetwork(nn.Module):
@@ -416,6 +417,7 @@ def compute_td_target(
 def compute_qf_loss(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tuple[Tensor, Metrics]:
     """Cross-entropy of the target's histogram and the predicted one, summed over the critics."""
     obs, actions, rewards, next_obs, terminations = batch
+    obs, next_obs = agent.normalize(obs), agent.normalize(next_obs)
     with torch.no_grad():
         mean, log_std = agent.actor(next_obs)
         next_actions, next_log_prob = sample_actions(mean, log_std, noise)
@@ -433,7 +435,7 @@ def compute_qf_loss(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tu
 
 def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """The policy's loss (eq. 9), and the log-probabilities (batch_size,) of the actions that it was computed from."""
-    mean, log_std = agent.actor(obs, train=True)
+    mean, log_std = agent.actor(obs, train=True)  # obs are normalised
     actions, log_prob = sample_actions(mean, log_std, noise)
     qf_values = agent.qf.values(agent.qf(obs, actions))
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - qf_values.amin(0)).mean()
@@ -485,9 +487,7 @@ def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor
 
 def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tuple[Tensor, Metrics]:
     """The critics' gradient on a batch (`ReplayBuffer.sample`)."""
-    obs, actions, rewards, next_obs, terminations = batch
-    obs, next_obs = agent.normalize(obs), agent.normalize(next_obs)
-    loss, metrics = compute_qf_loss(agent, (obs, actions, rewards, next_obs, terminations), noise, args)
+    loss, metrics = compute_qf_loss(agent, batch, noise, args)
     gradient = compute_gradient(loss, agent.groups()["q"])
     metrics["losses/qf_grad_norm"] = gradient.norm()
     return gradient, {name: value.detach() for name, value in metrics.items()}

@@ -1,7 +1,7 @@
 """SAC from pictures: a convolutional encoder in front of policy and critics, for any task that renders.
 
-Random shifts: DrQ (Yarats, Kostrikov and Fergus 2021, https://arxiv.org/abs/2004.13649). No gradient of the policy in
-the encoder: SAC-AE (Yarats et al. 2021, https://arxiv.org/abs/1910.01741), here without its reconstruction loss.
+Random shifts: DrQ (Yarats, Kostrikov and Fergus 2021, https://arxiv.org/abs/2004.13649). The policy's gradient stops
+behind the encoder; in DrQ and in SAC-AE (Yarats et al. 2021, https://arxiv.org/abs/1910.01741) at its convolutions.
 Encoders: those of ML-Agents. How it differs from `sac_continuous.py`:
 - An observation is the last `--frame-stack` pictures (`Pixels`), which the task renders or has as its observations.
 - One encoder turns it into 50 features for the policy and for both critics. It is part of the critics: they train it,
@@ -136,7 +136,7 @@ class Pixels(gym.Wrapper):
     def __init__(self, env: gym.Env, args: Args) -> None:
         super().__init__(env)
         self.args, self.is_rendered = args, not is_picture(env.observation_space)
-        obs, _ = env.reset()
+        obs, _ = env.reset()  # to learn how many channels a picture has
         self.frames = deque([self.see(obs)], args.frame_stack)
         self.observation_space = gym.spaces.Box(0, 255, (args.frame_stack * self.frames[0].size,), np.uint8)
 
@@ -362,7 +362,7 @@ class ReplayBuffer:
         self.frame_stack, self.widths = frame_stack, [action_dim, 1, 1]
         self.frames = torch.zeros((capacity, obs_dim // frame_stack), dtype=torch.uint8, device=device)
         self.steps = torch.zeros((capacity, sum(self.widths)), device=device)
-        # How many rows back the episode's picture before is; 0 where there is none, or where nothing is stored.
+        # Distance in rows to the episode's previous picture; 0 where there is none, or where nothing is stored.
         self.back = torch.zeros(capacity, dtype=torch.int64, device=device)
         self.total = 0  # rows stored so far: row i is at i % capacity
         self.columns = {"frames": self.frames, "steps": self.steps, "back": self.back}  # what checkpoints hold
@@ -376,24 +376,27 @@ class ReplayBuffer:
         obs, actions, rewards, final_obs, terminations = step
         frame_dim, device = self.frames.shape[1], self.back.device
         frames = np.concatenate([obs[begins, -frame_dim:], final_obs[:, -frame_dim:]])
-        firsts, steps = np.split(self.total + np.arange(len(frames)), [begins.sum()])  # rows
-        self.newest[begins] = firsts
-        back = np.concatenate([np.zeros_like(firsts), steps - self.newest])
-        at = torch.as_tensor(np.concatenate([firsts, steps]) % len(self.back), device=device)
-        self.frames[at], self.back[at] = torch.as_tensor(frames, device=device), torch.as_tensor(back, device=device)
+        first_rows, step_rows = np.split(self.total + np.arange(len(frames)), [begins.sum()])
+        self.newest[begins] = first_rows
+        back = np.concatenate([np.zeros_like(first_rows), step_rows - self.newest])
+        rows = torch.as_tensor(np.concatenate([first_rows, step_rows]) % len(self.back), device=device)
+        self.frames[rows], self.back[rows] = (
+            torch.as_tensor(frames, device=device),
+            torch.as_tensor(back, device=device),
+        )
         columns = np.concatenate([actions, rewards[:, None], terminations[:, None]], axis=1, dtype=np.float32)
-        self.steps[at[len(firsts) :]] = torch.as_tensor(columns, device=device)
-        self.newest, self.total = steps, self.total + len(frames)
+        self.steps[rows[len(first_rows) :]] = torch.as_tensor(columns, device=device)
+        self.newest, self.total = step_rows, self.total + len(frames)
 
     def sample(self, batch_size: int) -> tuple[Tensor, ...]:
         """Uniformly with replacement: obs, actions, rewards (batch_size,), next_obs, terminations (batch_size,)."""
         device, capacity = self.back.device, len(self.back)
         is_step = self.back > 0
-        # An episode's picture before is at most 2 x num_envs - 1 rows back.
+        # The previous picture of an episode is at most 2 x num_envs - 1 rows back.
         oldest = torch.arange(self.frame_stack * (2 * len(self.newest) - 1), device=device)
         is_step[(self.total + oldest) % capacity] = False  # a picture of their stacks may be overwritten
         counts = is_step.cumsum(0)
-        numbers = torch.randint(2**62, (batch_size,), device=device) % counts[-1]
+        numbers = torch.randint(2**62, (batch_size,), device=device) % counts[-1]  # without waiting for the GPU
         return self.gather(torch.searchsorted(counts, numbers, right=True))  # the row with `number` steps before it
 
     def gather(self, rows: Tensor) -> tuple[Tensor, ...]:
@@ -652,7 +655,7 @@ def main(args: Args) -> Path:
                 actions = agent.act(obs, torch.randn((args.num_envs, action_dim), device=device))
             prev_obs = obs
             obs, final_obs, rewards, terminations, truncations = step_envs(envs, actions)
-            run.check(observation=np.concatenate([prev_obs, final_obs], axis=-1)[None], reward=rewards[None])
+            run.check(reward=rewards[None])  # observations are bytes
             global_step += stride  # now the number of steps after this iteration
 
             # store

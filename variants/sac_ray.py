@@ -7,7 +7,7 @@ Losses and update are those of `sac_continuous.py`. How it differs: it is five p
 - The replay buffer is in shards. Minibatches are sampled ahead of the learner.
 - The parameter server has the newest weights. Their version is the number of updates.
 - The learner, this process, takes a rollout, makes the updates that `--updates-per-step` allows for these steps, and
-  takes the next. A worker begins a rollout only when its last one was taken. So whoever is ahead waits.
+  takes the next. A worker begins a rollout only when its last one was taken. So neither gets ahead.
 - The tester evaluates beside the training.
 - Runs are not reproducible: which weights a rollout has depends on timing. `--resume` goes on with weights, optimisers,
   statistics, buffer and counters, but not bit for bit. A checkpoint resets no environment.
@@ -478,7 +478,7 @@ def update(
 
 def load_weights(agent: Agent, weights: Mapping[str, Any]) -> None:
     """Gives the agent the learner's policy and observation statistics (`Exchange.publish`)."""
-    nn.utils.vector_to_parameters(torch.tensor(weights["actor"]), agent.actor.parameters())
+    nn.utils.vector_to_parameters(torch.tensor(weights["actor"]), agent.groups()["policy"])
     agent.obs_rms.load_state_dict({name: torch.tensor(x) for name, x in weights["obs_rms"].items()})
 
 
@@ -630,7 +630,7 @@ class Exchange:
         return rollout
 
     def minibatches(self, device: torch.device) -> Iterator[Batch]:
-        """Yields minibatches without end, each from one shard. A shard is drawn as often as it has transitions."""
+        """Yields minibatches without end, each from one shard, drawn with a probability that grows with its size."""
         while True:
             while len(self.messages) <= AHEAD:
                 (shard,) = random.choices(self.shards, self.sizes)

@@ -3,7 +3,7 @@
 Ni et al. 2022, https://arxiv.org/abs/2110.05038; the stored state and the burn-in are of R2D2 (Kapturowski et al. 2019,
 https://openreview.net/forum?id=r1lyTjAqYX). How it differs from `sac_continuous.py`:
 - An LSTM or GRU goes over observation, previous action and previous reward (`Memory`). The actor has one, and both
-  critics share one. The heads take its output and, past it, the current input.
+  critics share one. The heads take its output and the current input (a skip connection).
 - The buffer keeps the order of the steps and samples sequences. The memory starts anew where an episode begins inside a
   sequence. `--burn-in` steps at a sequence's start only warm up the memories.
 - The buffer stores the states that the memories had while the policy acted. A sequence begins with these states. With
@@ -213,7 +213,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 class Memory(nn.Module):
-    """LSTM or GRU over the inputs of an episode. Its features are its hidden state and, past it, the input itself."""
+    """LSTM or GRU over the inputs of an episode. Its features are hidden state and input (a skip connection)."""
 
     def __init__(self, kind: str, input_dim: int, hidden_size: int) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class Memory(nn.Module):
         """
         state = inputs.new_zeros(inputs.shape[1], self.state_dim) if state is None else state
         with torch.no_grad():
-            cuts = {0, burn_in, *starts[:burn_in].any(1).nonzero().flatten().tolist()}
+            cuts = {0, burn_in, *starts[:burn_in].any(1).nonzero().flatten().tolist()}  # one call for each
             for begin, end in itertools.pairwise(sorted(cuts)):  # no episode begins between the two
                 _, state = self.advance(inputs[begin:end], state * ~starts[begin, :, None])
         inputs, next_inputs, starts = inputs[burn_in:], next_inputs[burn_in:], starts[burn_in:]
@@ -254,16 +254,16 @@ class Memory(nn.Module):
         # the memory goes over all stretches in one call. What it makes of a row's empty places at the end is not read.
         times = torch.arange(len(starts), device=starts.device)[:, None]
         begins = starts | (times == 0)
-        places = times - (times * begins).cummax(0).values  # (steps, n), of a step in its stretch
-        rows = begins.T.flatten().cumsum(0).unflatten(0, (-1, len(starts))).T - 1  # (steps, n)
-        shape = int(places.max()) + 2, int(rows[-1, -1]) + 1
+        offsets = times - (times * begins).cummax(0).values  # (steps, n): steps since the stretch began
+        rows = begins.T.flatten().cumsum(0).unflatten(0, (-1, len(starts))).T - 1  # (steps, n): the stretch's row
+        shape = int(offsets.max()) + 2, int(rows[-1, -1]) + 1
         stretches = inputs.new_zeros(*shape, inputs.shape[2])
-        stretches[places + 1, rows] = next_inputs  # inside an episode the next line writes over it
-        stretches[places, rows] = inputs
+        stretches[offsets + 1, rows] = next_inputs  # inside an episode the next line writes over it
+        stretches[offsets, rows] = inputs
         states = inputs.new_zeros(shape[1], self.state_dim)
         states[rows[0]] = state * ~starts[0, :, None]
         features, _ = self.advance(stretches, states)
-        return features[places, rows].flatten(0, 1), features[places + 1, rows].flatten(0, 1)
+        return features[offsets, rows].flatten(0, 1), features[offsets + 1, rows].flatten(0, 1)
 
 
 class NormalActor(nn.Module):
@@ -303,7 +303,7 @@ class TwinQNetwork(nn.Module):
         layers: list[nn.Module] = []
         for fan_in, fan_out in itertools.pairwise((feature_dim + action_dim, hidden_size, hidden_size)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
-        self.net = nn.Sequential(*layers, TwinLinear(hidden_size, 1))
+        self.net = nn.Sequential(*layers, TwinLinear(fan_out, 1))
         assert all(len(x) == 2 for x in self.parameters()), "each critic needs a row: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, features: Tensor, actions: Tensor) -> Tensor:
@@ -326,12 +326,13 @@ class Agent(nn.Module):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
         self.qf_target = copy.deepcopy(self.qf).requires_grad_(False)
         self.qf_target_memory = copy.deepcopy(self.qf_memory).requires_grad_(False)
-        self.carried_dim = 1 + action_dim + 1  # without the state: see `remember`
+        self.past_dim = 1 + action_dim + 1  # of what is carried beside the states: see `remember`
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters that each optimiser steps."""
-        policy = [*self.actor.parameters(), *self.actor_memory.parameters()]
-        critics = [*self.qf.parameters(), *self.qf_memory.parameters()]
+        # The memories first: cuDNN takes an LSTM's weights without a copy if they are at their vector's start.
+        policy = [*self.actor_memory.parameters(), *self.actor.parameters()]
+        critics = [*self.qf_memory.parameters(), *self.qf.parameters()]
         return {"policy": policy, "q": critics, "alpha": [self.log_alpha]}
 
     def normalize(self, obs: Tensor) -> Tensor:
@@ -344,7 +345,7 @@ class Agent(nn.Module):
 
     def forget(self, num_envs: int) -> np.ndarray:
         """What the policy remembers where episodes begin (num_envs, memory_dim): see `remember`."""
-        return np.zeros((num_envs, self.carried_dim + 2 * self.actor_memory.state_dim), dtype=np.float32)
+        return np.zeros((num_envs, self.past_dim + 2 * self.actor_memory.state_dim), dtype=np.float32)
 
     @torch.no_grad()
     def act(self, obs: np.ndarray, memory: np.ndarray, noise: Tensor | float = 0.0) -> tuple[np.ndarray, np.ndarray]:
@@ -354,7 +355,7 @@ class Agent(nn.Module):
         the critics' (num_envs, 2 * state_dim), too.
         """
         device = self.obs_rms.mean.device
-        past, states = torch.as_tensor(memory, device=device).tensor_split([self.carried_dim], dim=1)
+        past, states = torch.as_tensor(memory, device=device).tensor_split([self.past_dim], dim=1)
         state, qf_state = states.chunk(2, dim=1)
         inputs = self.inputs(torch.as_tensor(obs, dtype=torch.float32, device=device), past[:, 1:-1], past[:, -1])
         features, state = self.actor_memory.advance(inputs[None], state)
@@ -382,7 +383,7 @@ class ReplayBuffer:
         self, capacity: int, num_envs: int, obs_dim: int, action_dim: int, memory_dim: int, device: torch.device
     ) -> None:
         self.widths = [obs_dim, action_dim, 1, obs_dim, 1, memory_dim]
-        self.data = torch.zeros((capacity // num_envs, num_envs, sum(self.widths)), device=device)
+        self.data = torch.empty((capacity // num_envs, num_envs, sum(self.widths)), device=device)
         self.total = 0  # rows stored so far: row i is at i % len(data)
         self.columns = {"rows": self.data}  # what checkpoints hold, by name
 
@@ -410,7 +411,7 @@ class ReplayBuffer:
 
 Metrics = dict[str, Tensor]
 Batch = tuple[Tensor, ...]  # the columns of a batch, (sequence_length, batch_size, ...)
-Sequences = tuple[tuple[Any, ...], tuple[Any, ...]]  # the arguments of the actor's memory, and of the critics'
+Sequence = tuple[Any, ...]  # the arguments of `Memory.forward`
 
 
 def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -427,11 +428,17 @@ def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor
 
 @torch.no_grad()
 def compute_td_target(
-    agent: Agent, rewards: Tensor, sequences: Sequences, terminations: Tensor, noise: Tensor, args: Args
+    agent: Agent,
+    rewards: Tensor,
+    sequence: Sequence,
+    qf_sequence: Sequence,
+    terminations: Tensor,
+    noise: Tensor,
+    args: Args,
 ) -> Tensor:
-    """The critics' regression target (batch_size,): reward plus discounted soft value of the next state (eq. 2, 3)."""
-    _, features = agent.actor_memory(*sequences[0])
-    _, qf_features = agent.qf_target_memory(*sequences[1])
+    """The critics' regression target (n,): reward plus discounted soft value of the next state (eq. 2, 3)."""
+    _, features = agent.actor_memory(*sequence)
+    _, qf_features = agent.qf_target_memory(*qf_sequence)
     mean, log_std = agent.actor(features)
     next_actions, next_log_prob = sample_actions(mean, log_std, noise)
     next_values = agent.qf_target(qf_features, next_actions).amin(0) - agent.log_alpha.exp() * next_log_prob
@@ -450,7 +457,7 @@ def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tenso
 def compute_actor_loss(
     agent: Agent, features: Tensor, qf_features: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor, Metrics]:
-    """The policy's loss (eq. 9), and the log-probabilities (batch_size,) of the actions that it was computed from."""
+    """The policy's loss (eq. 9), and the log-probabilities (n,) of the actions that it was computed from."""
     mean, log_std = agent.actor(features)
     actions, log_prob = sample_actions(mean, log_std, noise)
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(qf_features, actions).amin(0)).mean()
@@ -500,23 +507,23 @@ def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor
     return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(parameters))])
 
 
-def make_sequences(agent: Agent, batch: Batch, args: Args) -> Sequences:
-    """What the memories go over (`Memory.forward`); without --stored-state they begin with zeros."""
+def make_sequences(agent: Agent, batch: Batch, args: Args) -> tuple[Sequence, Sequence]:
+    """What the actor's memory goes over, and the critics' memory; without --stored-state they begin with zeros."""
     obs, actions, rewards, next_obs, _, memory = batch
-    past = memory[..., : agent.carried_dim]
+    past = memory[..., : agent.past_dim]
     inputs, next_inputs = agent.inputs(obs, past[..., 1:-1], past[..., -1]), agent.inputs(next_obs, actions, rewards)
-    state, qf_state = memory[0, :, agent.carried_dim :].chunk(2, dim=1) if args.stored_state else (None, None)
+    state, qf_state = memory[0, :, agent.past_dim :].chunk(2, dim=1) if args.stored_state else (None, None)
     steps = inputs, next_inputs, past[..., 0] == 0.0, args.burn_in
     return (*steps, state), (*steps, qf_state)
 
 
 def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tuple[Tensor, Metrics]:
     """The gradient of the critics and their memory on a batch (`ReplayBuffer.sample`)."""
-    sequences = make_sequences(agent, batch, args)
+    sequence, qf_sequence = make_sequences(agent, batch, args)
     _, actions, rewards, _, terminations, _ = (x[args.burn_in :].flatten(0, 1) for x in batch)
-    noise = noise[args.burn_in :].flatten(0, 1)
-    td_target = compute_td_target(agent, rewards, sequences, terminations, noise, args)
-    qf_features, _ = agent.qf_memory(*sequences[1])
+    noise = noise[args.burn_in :].flatten(0, 1)  # (n, action_dim), n = (sequence_length - burn_in) * batch_size
+    td_target = compute_td_target(agent, rewards, sequence, qf_sequence, terminations, noise, args)
+    qf_features, _ = agent.qf_memory(*qf_sequence)
     loss, metrics = compute_qf_loss(agent, qf_features, actions, td_target)
     gradient = compute_gradient(loss, agent.groups()["q"])
     metrics["losses/qf_grad_norm"] = gradient.norm()
@@ -527,17 +534,17 @@ def compute_actor_gradient(
     agent: Agent, batch: Batch, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
     """The gradients of the actor with its memory and, with --autotune, of alpha."""
-    sequences = make_sequences(agent, batch, args)
-    features, _ = agent.actor_memory(*sequences[0])
+    sequence, qf_sequence = make_sequences(agent, batch, args)
+    features, _ = agent.actor_memory(*sequence)
     with torch.no_grad():
-        qf_features, _ = agent.qf_memory(*sequences[1])
+        qf_features, _ = agent.qf_memory(*qf_sequence)
     noise = noise[args.burn_in :].flatten(0, 1)
     actor_loss, log_prob, metrics = compute_actor_loss(agent, features, qf_features, noise)
     gradient = compute_gradient(actor_loss, agent.groups()["policy"])
     metrics["losses/actor_grad_norm"] = gradient.norm()
     alpha_gradient = None
     if args.autotune:
-        target_entropy = -args.target_entropy_scale * noise.shape[1]  # noise is (batch_size, action_dim)
+        target_entropy = -args.target_entropy_scale * noise.shape[1]  # noise is (n, action_dim)
         alpha_loss, alpha_metrics = compute_alpha_loss(agent, log_prob, target_entropy)
         alpha_gradient = compute_gradient(alpha_loss, agent.groups()["alpha"])
         metrics |= alpha_metrics
@@ -631,7 +638,7 @@ def main(args: Args) -> Path:
     agent = Agent(envs, args).to(device)
     learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
     optimizers = {name: Adam(group, learning_rates[name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
-    memory_dim = agent.forget(1).shape[1] if args.stored_state else agent.carried_dim
+    memory_dim = agent.forget(1).shape[1] if args.stored_state else agent.past_dim
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, obs_dim, action_dim, memory_dim, device)
     counters = {"num_updates": 0}  # a dict, which checkpoints save and load
 
@@ -651,6 +658,7 @@ def main(args: Args) -> Path:
             # act and step
             if args.norm_obs:
                 agent.obs_rms.update(torch.as_tensor(obs, device=device))
+            # before --learning-starts, too: it moves the memories on
             actions, state = agent.act(obs, memory, torch.randn((args.num_envs, action_dim), device=device))
             if global_step < args.learning_starts:
                 actions = 2.0 * torch.rand((args.num_envs, action_dim)).numpy() - 1.0

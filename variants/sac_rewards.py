@@ -115,8 +115,9 @@ def parse_streams(args: Args) -> dict[str, tuple[float, float]]:
     """Strength and discount of each stream, first those of the extrinsic one; exits with one sentence."""
     streams = dict[str, tuple[float, float]]()
     for word in args.streams.split(","):
-        name, *numbers = *word.split(":"), *("1", str(args.gamma))[word.count(":") :]
+        defaults = "1", str(args.gamma)
         try:
+            name, *numbers = *word.split(":"), *defaults[word.count(":") :]  # those that the word does not have
             strength, gamma = map(float, numbers)
             is_sound = name in STREAMS and name not in streams and 0.0 <= strength < math.inf
             if not is_sound or not 0.0 <= gamma <= 1.0 or (name, gamma) == ("gail", 1.0):
@@ -313,19 +314,22 @@ class GAIL(nn.Module):
 
         A terminated episode adds a step in the absorbing state to its side (Kostrikov et al. 2019).
         """
-        obs, actions, _, _, terminations, shown_obs, shown_actions, _, _, shown_terminations = batch
-        own = F.pad(torch.cat([self.obs_rms.normalize(obs), actions], dim=1), (0, 1))
-        shown = F.pad(torch.cat([self.obs_rms.normalize(shown_obs), shown_actions], dim=1), (0, 1))
-        absorbing = F.pad(torch.zeros_like(own[:1, 1:]), (0, 1), value=1.0)
-        mix = torch.linspace(0.0, 1.0, len(own), device=own.device)[:, None]  # as random as the order of the batch
-        mixed = torch.lerp(own, shown, mix).requires_grad_()
-        logits = self.discriminator(torch.cat([own, shown, absorbing, mixed])).squeeze(1)
-        own_logits, shown_logits, logit, mixed_logits = logits.split([len(own), len(own), 1, len(own)])
-        own_losses = F.softplus(own_logits) + terminations * F.softplus(logit)  # -log(1 - D)
-        shown_losses = F.softplus(-shown_logits) + shown_terminations * F.softplus(-logit)  # -log D
+        obs, actions, _, _, terminations, expert_obs, expert_actions, _, _, expert_terminations = batch
+        policy = F.pad(torch.cat([self.obs_rms.normalize(obs), actions], dim=1), (0, 1))
+        expert = F.pad(torch.cat([self.obs_rms.normalize(expert_obs), expert_actions], dim=1), (0, 1))
+        absorbing, n = F.pad(torch.zeros_like(policy[:1, 1:]), (0, 1), value=1.0), len(policy)
+        mix = torch.linspace(0.0, 1.0, n, device=policy.device)[
+            :, None
+        ]  # 0 to 1 in order: the pairs are random already
+        mixed = torch.lerp(policy, expert, mix).requires_grad_()
+        logits = self.discriminator(torch.cat([policy, expert, absorbing, mixed])).squeeze(1)
+        policy_logits, expert_logits, end_logit, mixed_logits = logits.split([n, n, 1, n])
+        policy_losses = F.softplus(policy_logits) + terminations * F.softplus(end_logit)  # -log(1 - D)
+        expert_losses = F.softplus(-expert_logits) + expert_terminations * F.softplus(-end_logit)  # -log D
         (slopes,) = torch.autograd.grad(mixed_logits.sum(), mixed, create_graph=True)
         penalties = 10.0 * (slopes.norm(dim=1) - 1.0).square()
-        return F.softplus(own_logits), F.softplus(logit).squeeze(0), (own_losses + shown_losses + penalties).mean()
+        loss = (policy_losses + expert_losses + penalties).mean()
+        return F.softplus(policy_logits), F.softplus(end_logit).squeeze(0), loss
 
 
 INTRINSIC: dict[str, type[nn.Module]] = {"curiosity": Curiosity, "rnd": RND, "gail": GAIL}
@@ -347,9 +351,9 @@ class Agent(nn.Module):
         self.streams = nn.ModuleDict({x: INTRINSIC[x](obs_dim, action_dim) for x in settings if x != "extrinsic"})
         self.reward_scale = nn.Buffer(torch.ones(len(self.streams)))
         strengths, gammas = zip(*settings.values(), strict=True)
-        self.strengths = nn.Buffer(torch.tensor(strengths), persistent=False)  # (num_streams,), as the next two
+        self.strengths = nn.Buffer(torch.tensor(strengths), persistent=False)  # these three: (num_streams,)
         self.gammas = nn.Buffer(torch.tensor(gammas), persistent=False)
-        self.is_masked = nn.Buffer(torch.tensor([x in ("extrinsic", "gail") for x in settings]), persistent=False)
+        self.is_episodic = nn.Buffer(torch.tensor([x in ("extrinsic", "gail") for x in settings]), persistent=False)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters that each optimiser steps."""
@@ -423,15 +427,16 @@ def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor
 
 
 @torch.no_grad()
-def compute_rewards(agent: Agent, rewards: Tensor, intrinsic: Tensor, absorbing: Tensor) -> tuple[Tensor, Tensor]:
+def compute_rewards(agent: Agent, rewards: Tensor, intrinsic: Tensor, end_rewards: Tensor) -> tuple[Tensor, Tensor]:
     """Rewards (batch_size, num_streams) and values of the absorbing states (num_streams,) that the critics learn.
 
-    `intrinsic` (batch_size, num_streams - 1) are raw rewards. `absorbing` (num_streams - 1,) are rewards of a step in
-    the absorbing state. Both are divided by the running mean of the stream's rewards.
+    `intrinsic` (batch_size, num_streams - 1) are raw rewards. `end_rewards` (num_streams - 1,) are rewards of a step
+    in the absorbing state. Both are divided by the running mean of the stream's rewards.
     """
     scale = agent.reward_scale + 1e-8
     rewards = torch.cat([rewards[:, None], intrinsic / scale], dim=1) * agent.strengths
-    end_values = F.pad(absorbing / scale, (1, 0)) * agent.strengths / (1.0 - agent.gammas).clamp(min=1e-6)
+    # Gamma may be 1 where no absorbing state exists: its reward is 0 there, and so is the value.
+    end_values = F.pad(end_rewards / scale, (1, 0)) * agent.strengths / (1.0 - agent.gammas).clamp(min=1e-6)
     return rewards, end_values
 
 
@@ -448,7 +453,7 @@ def compute_td_target(
     next_actions, next_log_prob = sample_actions(mean, log_std, noise)
     next_values = agent.qf_target(next_obs, next_actions).amin(0)
     next_values[:, 0] -= agent.log_alpha.exp() * next_log_prob
-    is_over = agent.is_masked & (terminations[:, None] > 0.0)
+    is_over = agent.is_episodic & (terminations[:, None] > 0.0)
     return rewards + agent.gammas * torch.where(is_over, end_values, next_values)
 
 
@@ -522,8 +527,8 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
     """
     obs, actions, rewards, next_obs, terminations = batch[:5]
     signals = [stream(batch) for stream in agent.streams.values()]
-    intrinsic, absorbing, losses = (torch.stack(x, dim=-1) for x in zip(*signals, strict=True))
-    rewards, end_values = compute_rewards(agent, rewards, intrinsic, absorbing)
+    intrinsic, end_rewards, losses = (torch.stack(x, dim=-1) for x in zip(*signals, strict=True))
+    rewards, end_values = compute_rewards(agent, rewards, intrinsic, end_rewards)
     obs, next_obs = agent.normalize(obs), agent.normalize(next_obs)
     td_target = compute_td_target(agent, rewards, end_values, next_obs, terminations, noise)
     loss, metrics = compute_qf_loss(agent, obs, actions, td_target)

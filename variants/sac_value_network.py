@@ -333,7 +333,7 @@ def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tenso
 
 def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """The policy's loss (eq. 12), and the log-probabilities (batch_size,) of the actions that it was computed from."""
-    mean, log_std = agent.actor(obs)
+    mean, log_std = agent.actor(obs)  # obs are normalised
     actions, log_prob = sample_actions(mean, log_std, noise)
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(obs, actions).amin(0)).mean()
     metrics = {"losses/actor_loss": actor_loss, "losses/entropy": -log_prob.mean(), "losses/policy_mean": mean.mean()}
@@ -389,7 +389,8 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
     td_target = compute_td_target(agent, rewards, next_obs, terminations, args)
     qf_loss, metrics = compute_qf_loss(agent, obs, actions, td_target)
     vf_loss, vf_metrics = compute_vf_loss(agent, obs, noise)
-    gradient, metrics = compute_gradient(qf_loss + vf_loss, agent.groups()["q"]), metrics | vf_metrics
+    gradient = compute_gradient(qf_loss + vf_loss, agent.groups()["q"])
+    metrics |= vf_metrics
     metrics["losses/qf_grad_norm"] = gradient.norm()
     return gradient, {name: value.detach() for name, value in metrics.items()}
 
