@@ -633,6 +633,8 @@ def queued_jobs(folder: Path) -> set[str]:
     command = ["squeue", "--me", "--noheader", "--array", "--format=%i"]
     try:
         tasks = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    except FileNotFoundError:  # Slurm is not on this machine
+        return set()
     except (OSError, subprocess.CalledProcessError) as error:  # else what waits would be submitted again
         fail(f"--folder takes a sweep whose array jobs {shlex.join(command)} can list: {error}")
     return {names[task] for task in tasks if task in names}

@@ -366,26 +366,3 @@ def test_one_flipped_byte(
                 selfplay.main(parse_args(selfplay.Args, [f"--{flag}", *words]))
             sentence = f"--{flag} takes a run folder with a whole model.pt of this script, and {bad} has none"
             assert capsys.readouterr().err == f"error: {sentence} (ValueError: wrong checksum)\n"
-
-
-# --- a run that was stopped ---
-
-
-def test_a_stopped_run_is_evaluated_with_its_last_policy(selfplay: ModuleType, train_selfplay: Train) -> None:
-    """It has taken no final snapshot: the pool's newest one would be an older policy, perhaps the initial one."""
-    folder = train_selfplay(selfplay)
-    agents, pools, _ = selfplay.load_run(folder, "evaluate")
-    (agent,), (pool,) = agents.values(), pools.values()
-    sizes = [len(pool.snapshots)]
-    saved = torch.load(folder / "model.pt", weights_only=True)
-    del saved["sumo_pool"][1:]
-    torch.save(saved, folder / "model.pt")
-    agents, pools, _ = selfplay.load_run(folder, "evaluate")
-    (agent,), (pool,) = agents.values(), pools.values()
-    sizes.append(len(pool.snapshots))
-    assert sizes[1] == 2
-    assert sizes[0] >= 2
-    weights = agent.acting_weights()
-    assert weights.keys() == pool.latest.weights.keys()
-    assert all(x.equal(pool.latest.weights[name]) for name, x in weights.items())
-    assert not all(x.equal(pool.snapshots[0].weights[name]) for name, x in weights.items())

@@ -30,7 +30,7 @@ from utils.snapshot_pool import Snapshot, SnapshotPool
 from utils.team_env import Team, TeamEnv
 
 MakeGames = Callable[..., TeamEnv]
-AgentT = TypeVar("AgentT", bound=Any)
+AgentT = TypeVar("AgentT")
 ArgsT = TypeVar("ArgsT", bound=Any)
 
 
@@ -153,10 +153,6 @@ def load_policies(
     rule = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng()
     pools = {behavior: SnapshotPool(*rule) for behavior in agents}
     load_model(folder, {"agent": agents, "pool": pools}, flag)
-    for behavior, pool in pools.items():  # a run that was stopped has no snapshot of its last policy
-        weights, newest = agents[behavior].acting_weights(), pool.latest
-        if not all(x.equal(newest.weights[name]) for name, x in weights.items()):
-            pool.add(weights, newest.step + 1, newest.rating)
     return agents, pools, args
 
 

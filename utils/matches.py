@@ -463,7 +463,7 @@ def start_matches(
     change_at = turn_ends(env.teams, team_change, total_steps, stride)
     sizes = {team.behavior: len(team.agents) for team in env.teams}
     lengths = np.diff([0, *change_at[: len(sizes)]]).tolist()  # of a turn of each behaviour, in game steps
-    turn_steps = {behavior: sizes[behavior] * n for behavior, n in zip(all_args, lengths, strict=True)}
+    turn_steps = {behavior: sizes[behavior] * n for behavior, n in zip(all_args, lengths, strict=False)}
     if len(sizes) == 1:
         turn_steps = {behavior: n or turn_steps[behavior] for behavior, n in team_change.items()}
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
