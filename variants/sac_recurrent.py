@@ -411,7 +411,7 @@ class ReplayBuffer:
 
 Metrics = dict[str, Tensor]
 Batch = tuple[Tensor, ...]  # the columns of a batch, (sequence_length, batch_size, ...)
-Sequence = tuple[Any, ...]  # the arguments of `Memory.forward`
+Sequences = tuple[tuple[Any, ...], tuple[Any, ...]]  # the arguments of the actor's memory, and of the critics'
 
 
 def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -428,15 +428,10 @@ def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor
 
 @torch.no_grad()
 def compute_td_target(
-    agent: Agent,
-    rewards: Tensor,
-    sequence: Sequence,
-    qf_sequence: Sequence,
-    terminations: Tensor,
-    noise: Tensor,
-    args: Args,
+    agent: Agent, rewards: Tensor, sequences: Sequences, terminations: Tensor, noise: Tensor, args: Args
 ) -> Tensor:
     """The critics' regression target (n,): reward plus discounted soft value of the next state (eq. 2, 3)."""
+    sequence, qf_sequence = sequences
     _, features = agent.actor_memory(*sequence)
     _, qf_features = agent.qf_target_memory(*qf_sequence)
     mean, log_std = agent.actor(features)
@@ -507,7 +502,7 @@ def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor
     return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(parameters))])
 
 
-def make_sequences(agent: Agent, batch: Batch, args: Args) -> tuple[Sequence, Sequence]:
+def make_sequences(agent: Agent, batch: Batch, args: Args) -> Sequences:
     """What the actor's memory goes over, and the critics' memory; without --stored-state they begin with zeros."""
     obs, actions, rewards, next_obs, _, memory = batch
     past = memory[..., : agent.past_dim]
@@ -519,10 +514,11 @@ def make_sequences(agent: Agent, batch: Batch, args: Args) -> tuple[Sequence, Se
 
 def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tuple[Tensor, Metrics]:
     """The gradient of the critics and their memory on a batch (`ReplayBuffer.sample`)."""
-    sequence, qf_sequence = make_sequences(agent, batch, args)
+    sequences = make_sequences(agent, batch, args)
     _, actions, rewards, _, terminations, _ = (x[args.burn_in :].flatten(0, 1) for x in batch)
     noise = noise[args.burn_in :].flatten(0, 1)  # (n, action_dim), n = (sequence_length - burn_in) * batch_size
-    td_target = compute_td_target(agent, rewards, sequence, qf_sequence, terminations, noise, args)
+    td_target = compute_td_target(agent, rewards, sequences, terminations, noise, args)
+    _, qf_sequence = sequences
     qf_features, _ = agent.qf_memory(*qf_sequence)
     loss, metrics = compute_qf_loss(agent, qf_features, actions, td_target)
     gradient = compute_gradient(loss, agent.groups()["q"])
