@@ -1,6 +1,6 @@
 """What an update of `variants/sac_recurrent.py` costs, in turn with another version of the file.
 
-    git show 6bafc5e:variants/sac_recurrent.py >variants/before.py
+    git show COMMIT:variants/sac_recurrent.py >variants/before.py
     python -m benchmark.recurrent_cost variants.sac_recurrent variants.before --sequence-length 32
 
 Prints the process time of an update in milliseconds, and the ratios to the first version. What follows the modules goes

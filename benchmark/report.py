@@ -123,7 +123,7 @@ def describe_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> st
 
 def describe_seeds(group: list[Run]) -> str:
     """91 to 95, or 1, 2, 7."""
-    seeds = sorted(run.seed for run in group)
+    seeds = sorted({run.seed for run in group})
     is_range = len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1
     return f"{seeds[0]} to {seeds[-1]}" if is_range else ", ".join(map(str, seeds))
 
@@ -212,9 +212,8 @@ def command_table(groups: Groups) -> str:
     for (exp_name, command), runs in rows.items():
         commits = dict.fromkeys(commit for run in runs for commit in (run.commit or "unknown").split(", "))
         devices = dict.fromkeys(run.device or "unknown" for run in runs)
-        seeds = dict.fromkeys(describe_seeds(group) for (_, name), group in groups.items() if name == exp_name)
         shown = f"`{command}`" if command else "unknown"
-        body.append([exp_name, shown, "; ".join(seeds), ", ".join(devices), ", ".join(commits)])
+        body.append([exp_name, shown, describe_seeds(runs), ", ".join(devices), ", ".join(commits)])
     header = ["experiment", "command", "seeds", "device", "commit"]
     return table(header, *body) if any(command for _, command in rows) else ""
 

@@ -118,7 +118,7 @@ class Args:
     prologue: tuple[str, ...] = ()
     """with --launcher slurm: lines of shell before each run, such as "module load cuda" """
     sbatch_args: str = ""
-    """with --launcher slurm: options of sbatch in one string, such as "--partition=gpu --gpus=1 --time=12:00:00" """
+    """with --launcher slurm: options of sbatch, as in --sbatch-args="--partition=gpu --gpus=1 --time=12:00:00" """
     job: int | None = None
     """do only this run, counted from 0 as --dry-run lists them; this is what the launchers start"""
 

@@ -42,7 +42,7 @@ def measure(name: str, script: Any, **flags: Any) -> None:
         lap("act")
         next_obs, final_obs, rewards, terminations, truncations = script.step_envs(envs, actions)
         columns = (obs, actions, rewards, final_obs, terminations)
-        buffer.add(*columns, *([begins] if script is pixels else []))
+        buffer.add(*([begins] if script is pixels else []), *columns)
         obs, begins = next_obs, terminations | truncations
         lap("step")
         if step >= NUM_STEPS - NUM_UPDATES:
