@@ -27,6 +27,7 @@ from benchmark.statistics import (
     interquartile_mean,
     performance_profile,
     probability_of_improvement,
+    student_half,
     student_interval,
 )
 from utils.errors import missing_package
@@ -76,9 +77,11 @@ def make_look(groups: Groups, labels: Sequence[str] = (), smooth: int = 1) -> Lo
     return Look({name: given.get(name, name) for name in order}, styles, markers, smooth)
 
 
-def common_points(group: list[Run], key: str, size: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def common_points(
+    group: list[Run], key: str, size: int = 200, width: int = 1
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps (t,) that lie within all runs' curves, at most `size`; median seconds (t,) and values (t, n) of the runs
-    there.
+    there, which are moving averages over `width` points of each run.
 
     Empty if there are none: the runs' evaluations do not overlap.
     """
@@ -87,19 +90,15 @@ def common_points(group: list[Run], key: str, size: int = 200) -> tuple[np.ndarr
     steps = steps[(steps >= max(curve[0, 0] for curve in curves)) & (steps <= min(curve[-1, 0] for curve in curves))]
     if len(steps) > size:
         steps = steps[np.linspace(0, len(steps) - 1, size).round().astype(int)]
-    seconds, values = (np.stack([np.interp(steps, c[:, 0], c[:, i]) for c in curves], axis=-1) for i in (1, 2))
-    if np.isnan(seconds).any():  # runs that failed have no clock; the others' counts
-        seconds = seconds[:, ~np.isnan(seconds).any(0)] if not np.isnan(seconds).all() else np.zeros_like(seconds)
-    return steps, np.median(seconds, axis=-1) if seconds.size else steps * np.nan, values
+    seconds = np.stack([np.interp(steps, c[:, 0], c[:, 1]) for c in curves], axis=-1)
+    values = np.stack([np.interp(steps, c[:, 0], smoothed(c[:, 2], width)) for c in curves], axis=-1)
+    has_clock = ~np.isnan(seconds).any(axis=0)  # runs that failed have none at their end; the others' counts
+    return steps, np.median(seconds[:, has_clock] if has_clock.any() else seconds, axis=-1), values
 
 
 def smoothed(values: np.ndarray, width: int) -> np.ndarray:
     """Centred moving average over the first axis; fewer values count at the ends."""
-    kernel = np.ones(width)
-    weights = np.convolve(np.ones(len(values)), kernel, mode="same") if len(values) >= width else np.ones(len(values))
-    if len(values) < width:
-        return values
-    return np.stack([np.convolve(column, kernel, mode="same") / weights for column in values.T], axis=-1)
+    return np.stack([values[max(0, i - width // 2) : i + (width + 1) // 2].mean(0) for i in range(len(values))])
 
 
 def draw_curve(axes: Axes, group: list[Run], key: str, look: Look, over_time: bool) -> None:
@@ -109,7 +108,7 @@ def draw_curve(axes: Axes, group: list[Run], key: str, look: Look, over_time: bo
     """
     style, label = look.styles[group[0].exp_name], look.labels[group[0].exp_name]
     is_training = key == TRAINING_RETURN
-    steps, seconds, values = common_points(group, key)
+    steps, seconds, values = common_points(group, key, width=look.smooth)
     if min(len(run.curves[key]) for run in group) < 3 and not is_training:
         points = np.concatenate([run.curves[key] for run in group])
         x = points[:, 1] / 60 if over_time else points[:, 0]
@@ -120,7 +119,7 @@ def draw_curve(axes: Axes, group: list[Run], key: str, look: Look, over_time: bo
             x = run.curves[key][:, 1] / 60 if over_time else run.curves[key][:, 0]
             axes.plot(x, run.curves[key][:, 2], **style, linewidth=0.6, label=label)
     else:
-        x, values = (seconds / 60 if over_time else steps), smoothed(values, look.smooth)
+        x = seconds / 60 if over_time else steps
         label = f"{label}, training" if is_training else label
         axes.plot(x, values.mean(-1), **style, linewidth=0.6 if is_training else 1.5, label=label)
         if len(group) > 1:
@@ -149,14 +148,13 @@ def draw_pooled(axes: Axes, groups: Groups, scales: Scales, look: Look, over_tim
     Over minutes a task whose runs have ended stays at what they ended with, until the longest one has ended.
     """
     for exp_name in returns_by_experiment(groups):
-        curves = [common_points(groups[env_id, exp_name], RETURN) for env_id in scales]
+        curves = [common_points(groups[env_id, exp_name], RETURN, width=look.smooth) for env_id in scales]
         if not all(len(steps) for steps, _, _ in curves):
             continue  # evaluations that do not overlap; the table has the final ones
         places = [seconds / 60 if over_time else steps / steps[-1] for steps, seconds, _ in curves]
         x = np.linspace(max(place[0] for place in places), max(place[-1] for place in places), 50)
         strata = []
         for place, (_, _, values), (low, high) in zip(places, curves, scales.values(), strict=True):
-            values = smoothed(values, look.smooth)
             at_x = np.stack([np.interp(x, place, run_values) for run_values in values.T], axis=-1)
             strata.append((at_x - low) / (high - low))
         style = look.styles[exp_name]
@@ -204,12 +202,6 @@ def draw_published(axes: Axes, task: str, rows: list[dict[str, str]]) -> None:
             zorder=1,
             label=label,
         )
-
-
-def student_half(std: float, seeds: int) -> float:
-    """Half of Student's 95% interval of a mean."""
-    pair = np.array([-1.0, 1.0] * (seeds // 2) + [0.0] * (seeds % 2))
-    return float(student_interval(pair / pair.std(ddof=1) * std)[1])
 
 
 def grid_of(count: int, width: float = 5.0, height: float = 3.4) -> tuple[Figure, list[Axes]]:

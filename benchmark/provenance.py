@@ -77,7 +77,8 @@ def commit_of(sources: Sequence[Path]) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Python and all packages that are installed; names have hyphens, as in requirements.txt, and no underscores."""
-    packages = sorted((package.name.replace("_", "-"), package.version) for package in distributions())
+    named = (package for package in distributions() if package.name)  # what pip leaves of a cut-off install has no name
+    packages = sorted((package.name.replace("_", "-"), package.version) for package in named)
     return {"python": platform.python_version(), **dict(packages)}
 
 

@@ -240,7 +240,9 @@ def write_rows(groups: Groups, unfinished: Groups, output: Path) -> None:
     scores: list[list[Any]] = []
     points: list[list[Any]] = []
     for (env_id, exp_name), group in groups.items():
-        for run, key in product([*group, *unfinished.get((env_id, exp_name), [])], drawn_keys(group)):
+        seeds = {run.seed for run in group}  # one that was begun again has its other run here, and not both
+        others = [run for run in unfinished.get((env_id, exp_name), []) if run.seed not in seeds]
+        for run, key in product([*group, *others], drawn_keys(group)):
             name, curve = [env_id, exp_name, run.seed, key], run.curves.get(key, np.zeros((0, 3)))
             own = curve[np.isfinite(curve[:, 1])]  # without what counts as the rest of a run that failed
             rows = [[*name, int(step), f"{seconds:.1f}", f"{value:.7g}"] for step, seconds, value in own]

@@ -128,7 +128,7 @@ def state_of(curves: Mapping[str, np.ndarray], total_timesteps: int, records: li
         return "diverged"
     if scores and min(curve[-1, 0] for curve in scores) >= total_timesteps:
         return "finished"
-    return "unfinished" if not records or records[-1].get("exit", 0) in (0, 130, 143) else "failed"
+    return "unfinished" if not records or records[-1].get("exit", 0) in (0, 129, 130, 143) else "failed"
 
 
 def read_run(folder: Path, curves: dict[str, np.ndarray]) -> Run | None:
@@ -158,7 +158,7 @@ def run_without_folder(folder: Path, records: list[dict[str, Any]]) -> Run:
 def read_missing(folders: Sequence[Path]) -> list[Run]:
     """The runs of the same sweeps that have a journal and no run folder at all."""
     runs = []
-    for sweep in dict.fromkeys(folder.resolve().parents[1] for folder in folders):
+    for sweep in dict.fromkeys(folder.resolve().parent.parent for folder in folders):
         for journal in sorted((sweep / "jobs").glob("*.jsonl")):
             name = re.compile(re.escape(journal.stem) + r"__\d+(-\d+)?")
             if not any(name.fullmatch(path.name) for path in (sweep / "runs").glob("*")) and (
@@ -171,8 +171,13 @@ def read_missing(folders: Sequence[Path]) -> list[Run]:
 def read_study(folder: Path) -> list[Run]:
     """The runs of a folder that a report wrote."""
     points: dict[tuple[str, ...], list[list[float]]] = defaultdict(list)
-    curves, rows = folder / "curves.csv", list(csv.DictReader((folder / "scores.csv").open()))
-    for point in csv.DictReader(curves.open()) if curves.exists() else ():
+    rows, curve_points = (
+        list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+        for path in (folder / "scores.csv", folder / "curves.csv")
+    )
+    if not rows or not {"task", "key", "budget", "state", "folder"} <= rows[0].keys():
+        fail(f"RUNS takes folders that a report wrote, and the scores.csv of {folder} is of something else")
+    for point in curve_points:
         name = point["task"], point["experiment"], point["seed"], point["key"]
         points[name].append([float(point[column]) for column in ("step", "seconds", "value")])
     runs: dict[tuple[str, ...], Run] = {}
@@ -232,7 +237,10 @@ def group_runs(runs: list[Run]) -> tuple[Groups, Groups, list[str]]:
     notes += device_notes(run for group in groups.values() for run in group)
     notes += count_as_worst(groups)
     for task in dict.fromkeys(env_id for env_id, _ in groups):
-        steps = [last_step(group) for (env_id, _), group in groups.items() if env_id == task]
+        steps = [last_step([run]) for (env_id, _), group in groups.items() if env_id == task for run in group]
+        kwargs = dict.fromkeys(run.args.get("env_kwargs", "{}") for run in runs if run.env_id == task and run.args)
+        if len(kwargs) > 1:
+            notes.append(f"**Not one task**: --env-kwargs of the runs on {task} are {' and '.join(kwargs)}.")
         if max(steps) > 1.05 * min(steps):
             notes.append(f"**Unequal budgets**: runs on {task} have from {min(steps):,} to {max(steps):,} steps.")
     return groups, unfinished, notes
@@ -280,7 +288,8 @@ def count_as_worst(groups: Groups) -> list[str]:
     finished: Groups = {name: [run for run in group if run.state == "finished"] for name, group in groups.items()}
     for (env_id, exp_name), group in groups.items():
         peers = [run for (task, _), runs in finished.items() if task == env_id for run in runs]
-        keys = shared_keys(finished[env_id, exp_name] or peers, "eval/") or [RETURN]
+        ended = finished[env_id, exp_name]
+        keys = shared_keys(ended or peers, "eval/") or [RETURN]
         for run, key in product([run for run in group if run.state != "finished"], keys):
             own = run.curves.get(key, np.zeros((0, 3)))
             own = own[np.logical_and.accumulate(np.isfinite(own[:, 2]))]
@@ -288,12 +297,13 @@ def count_as_worst(groups: Groups) -> list[str]:
             scores = [curve[-1, 2] for curve in theirs] + [0.0] * (key != RETURN)
             if key == RETURN:
                 with suppress(gym.error.Error, ModuleNotFoundError):  # no such task here
-                    scores.append(random_return(env_id))
+                    scores.append(random_return(env_id, run.args.get("env_kwargs", "{}")))
             worst = min(scores, default=float("nan"))
-            steps = {step for curve in theirs for step in curve[:, 0]} | {float(run.total_timesteps)}
-            rest = sorted(step for step in steps if step > own[:, 0].max(initial=-1))
+            end = max(run.total_timesteps, last_step(ended) if ended else 0)  # others may have run longer
+            steps = {step for curve in theirs for step in curve[:, 0]} | {float(end)}
+            rest = [[step, np.nan, worst] for step in sorted(steps) if own[:, 0].max(initial=-1) < step <= end]
             at_end = own[-1, 0] if len(own) else 0
-            run.curves[key] = np.concatenate([own, [[step, np.nan, worst] for step in rest]])
+            run.curves[key] = np.concatenate([own, np.reshape(rest, (-1, 3))])
             counted = f"counted as {describe_number(worst)}, the worst of the task"
             notes.append(f"**{run.state.capitalize()}**: {run.folder.name} after step {at_end:,.0f}; {counted}.")
     return notes
@@ -343,7 +353,7 @@ def find_scales(groups: Groups, reference: str) -> tuple[Scales, list[str]]:
             notes.append(f"Not in the pooled score: {env_id} (not all experiments have it).")
             continue
         try:
-            low = random_return(env_id)
+            low = random_return(env_id, groups[env_id, reference][0].args.get("env_kwargs", "{}"))
         except (gym.error.Error, ModuleNotFoundError) as error:
             notes.append(f"Not in the pooled score: {env_id} (the random policy cannot be measured: {error}).")
             continue

@@ -24,13 +24,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-import ppo_selfplay
-import sac_selfplay
 from benchmark import fail
-from benchmark.runs import Run, device_notes, journal_of, notes_on, provenance_of, read_all, read_curves, read_journal
+from benchmark.runs import Run, device_notes, notes_on, read_all
 from benchmark.statistics import crossed_interval, student_interval
 from utils.cross_play import pairs_with_others, play_pairs
 from utils.evaluation import current_players, evaluate_run
+from utils.run import load_script
 
 THRESHOLDS = {"random": 0.98, "charge": 0.8, "centre": 0.5}
 Actions = Literal["likeliest", "sampled"]
@@ -93,8 +92,9 @@ def read_args(run: Path) -> dict[str, Any]:
 
 
 def script_of(run: Path) -> ModuleType:
-    """The script that made a run."""
-    return sac_selfplay if "buffer_size" in read_args(run) else ppo_selfplay
+    """The script that made a run; exits with one sentence if it is none of self-play."""
+    read_args(run)
+    return load_script("RUNS", run)
 
 
 def check_one_game(runs: Sequence[Path]) -> None:
@@ -106,7 +106,7 @@ def check_one_game(runs: Sequence[Path]) -> None:
             fail(f"RUNS takes runs of one script, and {runs[0]} and {run} are of two")
 
 
-def by_experiment(folders: Sequence[Path]) -> dict[str, list[Path]]:
+def by_experiment(folders: Sequence[Path]) -> dict[str, list[Run]]:
     """The finished runs of each experiment; prints which runs are left out, and in what the others differ.
 
     Exits with one sentence if no run is finished.
@@ -115,6 +115,8 @@ def by_experiment(folders: Sequence[Path]) -> dict[str, list[Path]]:
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.folder):
         if run.state == "finished":
+            if any((other.env_id, other.seed) == (run.env_id, run.seed) for other in groups[run.exp_name]):
+                fail(f"RUNS takes each seed of an experiment once, and {run.folder} has one that is there already")
             groups[run.exp_name].append(run)
     left_out = [f"{run.folder.name} ({run.state})" for run in runs if run.state != "finished"]
     if left_out:
@@ -125,18 +127,13 @@ def by_experiment(folders: Sequence[Path]) -> dict[str, list[Path]]:
         notes += notes_on(group)
     for note in notes + device_notes(run for group in groups.values() for run in group):
         print(f"- {note}\n")
-    return {name: [run.folder for run in group] for name, group in groups.items()}
+    return groups
 
 
-def commit_of(run: Path) -> str:
-    """The commit of a sweep's run, empty if it is unknown."""
-    return provenance_of(read_journal(journal_of(run)), {})["commit"]
-
-
-def first_times(run: Path) -> dict[str, tuple[float, int]]:
+def first_times(run: Run) -> dict[str, tuple[float, int]]:
     """For each scripted player the seconds and the step at which an evaluation first exceeded the threshold."""
     first = {}
-    for key, curve in read_curves(run).items():
+    for key, curve in run.curves.items():
         threshold = THRESHOLDS.get(key.rpartition("_vs_")[2], np.inf)
         for step, seconds, value in curve:
             if value > threshold:
@@ -163,11 +160,11 @@ def print_scores(args: Scores) -> None:
     print("| experiment | game | mean [95%], likeliest actions | runs | untrained | first, s (steps) |")
     print("|---|---|---|---|---|---|")
     for name, runs in groups.items():
-        check_one_game(runs)
+        check_one_game([run.folder for run in runs])
         table: dict[str, list[list[Any]]] = defaultdict(list)
         for run in runs:
-            script = script_of(run)
-            agents, pools, run_args = script.load_run(run, "evaluate")
+            script = script_of(run.folder)
+            agents, pools, run_args = script.load_run(run.folder, "evaluate")
             run_args.eval_games, run_args.seed, run_args.deterministic = args.games, run_args.seed + 5_000_000, True
             metrics, first = script.evaluate(agents, run_args), first_times(run)
             for behavior, agent in agents.items():
@@ -178,7 +175,7 @@ def print_scores(args: Scores) -> None:
                 seconds, step = first.get(key, (float("nan"), 0))
                 row = [f"{score:.4f}", f"{untrained[key]:.4f}", f"{seconds:.0f}", step]
                 table[key[5:].replace("_score_vs_", " vs ")].append(row)
-                rows.append([name, run.name, key[5:].replace("_score_vs_", " vs "), *row, commit_of(run)])
+                rows.append([name, run.folder.name, key[5:].replace("_score_vs_", " vs "), *row, run.commit])
         for game, own in table.items():
             scores = np.array([float(row[0]) for row in own])
             mean = describe(scores.mean(), student_interval(scores) if len(scores) > 1 else None)
@@ -194,12 +191,13 @@ def print_versus(args: Versus) -> None:
     groups, rows = by_experiment(args.runs), []
     if len(groups) < 2:
         fail(f"RUNS takes runs of two experiments or more, and these are of {', '.join(groups) or 'none'}")
-    check_one_game([run for runs in groups.values() for run in runs])
-    script = script_of(next(iter(groups.values()))[0])
-    loaded = {run: script.load_run(run, "runs") for runs in groups.values() for run in runs}
+    folders = [run.folder for runs in groups.values() for run in runs]
+    check_one_game(folders)
+    script = script_of(folders[0])
+    loaded = {folder: script.load_run(folder, "runs") for folder in folders}
     print("| actions | experiment | against | score [95%] |\n|---|---|---|---|")
     for (ours, theirs), actions in itertools.product(itertools.combinations(groups, 2), args.actions):
-        runs = groups[ours] + groups[theirs]
+        runs = [run.folder for run in groups[ours] + groups[theirs]]
         agents, _, run_args = loaded[runs[0]]
         make_games = partial(script.make_env, run_args)
         env = make_games(1)
@@ -216,8 +214,8 @@ def print_versus(args: Versus) -> None:
             name = ours if len(behaviors) == 1 else f"{ours}: {behavior}"
             print(f"| {actions} | {name} | {theirs} | {describe(float(scores.mean()), ends)} |")
             for (one, other), score in zip(itertools.product(groups[ours], groups[theirs]), scores.flat, strict=True):
-                row = [actions, behavior, ours, one.name, theirs, other.name, f"{score:.4f}"]
-                rows.append([*row, commit_of(one), commit_of(other)])
+                row = [actions, behavior, ours, one.folder.name, theirs, other.folder.name, f"{score:.4f}"]
+                rows.append([*row, one.commit, other.commit])
     header = "actions behavior experiment run against_experiment against score commit against_commit"
     write_csv(args.csv, header, rows)
 
@@ -233,16 +231,16 @@ def print_exploitability(args: Exploitability) -> None:
     groups = by_experiment(args.runs)
     for (name, runs), policy in itertools.product(groups.items(), args.policies):
         for run in runs:
-            if (run.name, policy, str(args.steps), args.weights) not in done:
-                script = script_of(run)
-                own = {"evaluate": run, "exploitability": args.steps, "policy": policy, "eval_games": args.games}
-                own["initialize_from"] = str(run) if args.weights == "own" else None
-                run_args = replace(script.load_run(run, "runs")[2], **own)
+            if (run.folder.name, policy, str(args.steps), args.weights) not in done:
+                script = script_of(run.folder)
+                own = {"evaluate": run.folder, "exploitability": args.steps, "policy": policy, "eval_games": args.games}
+                own["initialize_from"] = str(run.folder) if args.weights == "own" else None
+                run_args = replace(script.load_run(run.folder, "runs")[2], **own)
                 scores = evaluate_run(run_args, script.make_env, script.load_run, script.main)
                 for behavior, score in scores.items():
                     mean = f"{score.mean():.4f}"
                     rule = policy, str(args.steps), args.weights
-                    rows.append([name, run.name, *rule, behavior, mean, commit_of(run)])
+                    rows.append([name, run.folder.name, *rule, behavior, mean, run.commit])
                 write_csv(args.csv, header, rows)
     table: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for name, _, policy, steps, weights, behavior, score, _ in rows:
@@ -263,6 +261,12 @@ if __name__ == "__main__":
         | Annotated[Versus, tyro.conf.subcommand("versus")]
         | Annotated[Exploitability, tyro.conf.subcommand("exploitability")]
     )
+    if command.csv is not None:
+        try:  # before the games, which may take hours
+            command.csv.parent.mkdir(parents=True, exist_ok=True)
+            command.csv.open("a").close()
+        except OSError as error:
+            fail(f"--csv takes a file that can be written: {error}")
     if isinstance(command, Exploitability):
         print_exploitability(command)
     else:

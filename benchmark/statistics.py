@@ -9,17 +9,13 @@ A run without a result (it crashed or diverged) has the score NaN or -inf. It co
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.stats import t as student_t
 
 RESAMPLES = 10_000
 Statistic = Callable[[np.ndarray], np.ndarray]  # reduces the last axis
-
-
-def mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the last axis."""
-    return values.mean(-1)
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
@@ -37,10 +33,14 @@ def collapsed(returns: np.ndarray) -> np.ndarray:
     return ~(returns >= np.where(best > 0.0, 0.6 * best, -np.inf))  # NaN counts as one
 
 
+def student_half(std: Any, n: int) -> Any:
+    """Half of Student's 95% t interval of the mean of n values, two or more, with this sample standard deviation."""
+    return student_t.ppf(0.975, n - 1) * std / np.sqrt(n)
+
+
 def student_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ends of Student's 95% t interval of the mean over the last axis, which needs two values."""
-    n = values.shape[-1]
-    half = student_t.ppf(0.975, n - 1) * values.std(-1, ddof=1) / np.sqrt(n)
+    half = student_half(values.std(-1, ddof=1), values.shape[-1])
     return values.mean(-1) - half, values.mean(-1) + half
 
 
@@ -96,24 +96,26 @@ def probability_of_improvement(ours: Sequence[np.ndarray], theirs: Sequence[np.n
     """How likely a run of ours beats one of theirs: P(X > Y) + P(X = Y) / 2, averaged over tasks (section 4.3).
 
     Takes the scores (n,) and (m,) of both sets of runs for each task. Returns the probability and the ends of its 95%
-    interval: of one task the score interval; of several the percentile bootstrap, which resamples the runs of each task
-    and set.
+    interval. Of one task it is the score interval. Of several it is, at each end, the wider one of two: the percentile
+    bootstrap, which resamples the runs of each task and set, and the tasks' score intervals combined (Zou and Donner
+    2008, https://doi.org/10.1002/sim.3095). The bootstrap has no width where all runs of one set win.
     """
     rng = np.random.default_rng(0)
-    probabilities, resampled = [], []
+    rows, resampled = [], []
     for x, y in zip(ours, theirs, strict=True):
         x, y = (np.where(np.isnan(values), -np.inf, values) for values in (x, y))
         wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)  # (n, m)
-        shares = [
-            rng.multinomial(n, np.full(n, 1 / n), RESAMPLES) / n for n in wins.shape
-        ]  # of each run in each resample
-        probabilities.append(wins.mean())
+        # of each run in each resample
+        shares = [rng.multinomial(n, np.full(n, 1 / n), RESAMPLES) / n for n in wins.shape]
+        rows.append((float(wins.mean()), *win_interval(float(wins.mean()), *wins.shape)))
         resampled.append((shares[0] @ wins * shares[1]).sum(-1))
-    probability = float(np.mean(probabilities))
-    if len(probabilities) == 1:
-        return probability, *win_interval(probability, len(ours[0]), len(theirs[0]))
+    if len(rows) == 1:
+        return rows[0]
+    means, lows, highs = np.transpose(rows)
     low, high = np.percentile(np.mean(resampled, axis=0), [2.5, 97.5])
-    return probability, float(low), float(high)
+    low = min(low, means.mean() - np.linalg.norm(means - lows) / len(rows))
+    high = max(high, means.mean() + np.linalg.norm(highs - means) / len(rows))
+    return float(means.mean()), float(max(0.0, low)), float(min(1.0, high))
 
 
 def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:

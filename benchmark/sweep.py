@@ -306,7 +306,7 @@ def state_of(job: Job) -> str:
             return "running"
     if not next_command(job):
         return "finished"
-    return "cut off" if last_record(job).get("exit", 143) in (0, 130, 143) else "failed"
+    return "cut off" if last_record(job).get("exit", 143) in (0, 129, 130, 143) else "failed"
 
 
 def run_job(job: Job, time_limit: float | None = None) -> int:

@@ -15,7 +15,7 @@ from conftest import Train
 from torch.utils.tensorboard import SummaryWriter
 
 import ppo_selfplay
-from benchmark.runs import read_curves
+from benchmark.runs import Run, read_curves
 from benchmark.selfplay import (
     Exploitability,
     Scores,
@@ -40,6 +40,7 @@ def write_run(folder: Path, **overrides: Any) -> Path:
     """A run of 100 steps whose last evaluation is at step 100."""
     run_args = {"save_steps": 1, "env_id": "sumo", "env_kwargs": {}, "teams": None, "symmetric": None, "seed": 1}
     run_args |= {"norm_obs": True, "exp_name": "one", "total_timesteps": 100, "cuda": False}
+    run_args["script"] = "ppo_selfplay.py"
     folder.mkdir()
     (folder / "args.json").write_text(json.dumps(run_args | overrides))
     with SummaryWriter(str(folder)) as writer:
@@ -105,7 +106,8 @@ def test_the_first_time_above_a_threshold(tmp_path: Path) -> None:
             writer.add_scalar(f"eval/sumo_score_vs_{name}", value, 100 * i, walltime=1e9 + 10 * i)
     writer.close()
     curve = read_curves(tmp_path)["eval/sumo_score_vs_charge"]
-    assert first_times(tmp_path) == {"eval/sumo_score_vs_charge": (curve[2, 1], 200)}
+    run = Run(tmp_path, "sumo", "ppo", 1, 1, "finished", read_curves(tmp_path), {})
+    assert first_times(run) == {"eval/sumo_score_vs_charge": (curve[2, 1], 200)}
 
 
 def test_what_is_not_finished_is_left_out_and_what_differs_is_said(
@@ -115,7 +117,8 @@ def test_what_is_not_finished_is_left_out_and_what_differs_is_said(
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=2, gamma=0.5)]
     runs += [write_run(tmp_path / "c", exp_name="two", cuda=True)]
     cut = [write_run(tmp_path / name, total_timesteps=200) for name in "de"]
-    assert by_experiment([*cut, *runs]) == {"one": runs[:2], "two": runs[2:]}
+    groups = by_experiment([*cut, *runs])
+    assert {name: [run.folder for run in group] for name, group in groups.items()} == {"one": runs[:2], "two": runs[2:]}
     assert capsys.readouterr().out.split("\n\n") == [
         "- Left out, 2 of 5 runs: d (unfinished), e (unfinished).",
         "- **Not of one kind**: --gamma is not a flag in a, 0.5 in b.",
@@ -126,6 +129,9 @@ def test_what_is_not_finished_is_left_out_and_what_differs_is_said(
         by_experiment(cut)
     error = "error: RUNS takes finished runs of self-play, and none of these 2 is finished\n"
     assert capsys.readouterr().err == error
+    with pytest.raises(SystemExit, match="2"):
+        by_experiment([runs[0], write_run(tmp_path / "f")])
+    assert capsys.readouterr().err.startswith("error: RUNS takes each seed of an experiment once, and ")
 
 
 @pytest.mark.parametrize(
@@ -134,14 +140,14 @@ def test_what_is_not_finished_is_left_out_and_what_differs_is_said(
         (None, "RUNS takes runs of two experiments or more, and these are of one"),
         ({"save_steps": "none"}, "RUNS takes run folders of self-play, and {run} is none"),
         ({"env_kwargs": {"actions": "discrete"}}, "RUNS takes runs of one --env-kwargs, and "),
-        ({"buffer_size": 5}, "RUNS takes runs of one script, and "),
+        ({"script": "sac_selfplay.py"}, "RUNS takes runs of one script, and "),
     ],
 )
 def test_bad_sets(
     other: dict[str, Any] | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One sentence on standard error, and exit status 2."""
-    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", **other or {})]
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=2, **other or {})]
     for experiment, tabulate in (("one", print_scores), ("two", print_versus)):
         if other is None and tabulate is print_scores:
             continue

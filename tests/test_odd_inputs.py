@@ -465,7 +465,7 @@ def test_a_model_of_nan(capsys: pytest.CaptureFixture[str]) -> None:
     assert "its weights are not finite numbers" in refusal(capsys, load_model, Path(), {"agent": nn.Linear(2, 1)})
 
 
-@pytest.mark.parametrize("change", [{"global_step": "x"}, {"events": None}, {"extra_resets": ["x"]}], ids=str)
+@pytest.mark.parametrize("change", [{"global_step": "x"}, {"events": None}, {"is_finished": "x"}], ids=str)
 def test_checkpoints_with_other_facts(change: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """Whole files, which hold something else."""
     folder = toy_train()

@@ -2,11 +2,13 @@
 
 import csv
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -37,20 +39,20 @@ from benchmark.figures import (
 )
 from benchmark.random_policy import random_return
 from benchmark.report import PUBLISHED, Args, main
-from benchmark.runs import Groups, Run, find_scales, group_runs, read_curves, read_run, state_of
+from benchmark.runs import Groups, Run, find_scales, group_runs, last_step, read_curves, read_run, state_of
 from benchmark.statistics import (
     Statistic,
     bootstrap_interval,
     collapsed,
     crossed_interval,
     interquartile_mean,
-    mean,
     performance_profile,
     probability_of_improvement,
     student_interval,
     win_interval,
 )
 
+mean: Statistic = partial(np.mean, axis=-1)  # type: ignore[assignment]  # NumPy's overloads
 # normalised scores, a row a run, a column a task
 OURS = np.array([[0.91, 0.35, 1.2], [0.74, 0.62, 0.95], [1.05, 0.1, 1.1], [0.88, 0.44, 0.4], [0.15, 0.51, 1.31]])
 THEIRS = np.array(
@@ -105,7 +107,7 @@ def grouped(folders: Iterable[Path]) -> Groups:
 @pytest.fixture(autouse=True)
 def random_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Returns 0 on every task."""
-    monkeypatch.setattr(runs_module, "random_return", lambda env_id: 0.0)
+    monkeypatch.setattr(runs_module, "random_return", lambda env_id, env_kwargs: 0.0)
 
 
 def markdown_rows(text: str, title: str) -> list[dict[str, str]]:
@@ -189,9 +191,10 @@ def test_statistics_are_those_of_rliable() -> None:
         assert float(interquartile_mean(scores.ravel())) == pytest.approx(iqm)
         assert bootstrap_interval(interquartile_mean, list(scores.T)) == pytest.approx(iqm_interval, abs=0.005)
         assert bootstrap_interval(mean, list(scores.T)) == pytest.approx(mean_interval, abs=0.005)
-    assert probability_of_improvement(list(OURS.T), list(THEIRS.T)) == pytest.approx(
-        (0.62777778, 0.42777778, 0.82222222), abs=0.006
-    )
+    probability, low, high = probability_of_improvement(list(OURS.T), list(THEIRS.T))
+    assert probability == pytest.approx(0.62777778)
+    assert low <= 0.42777778 + 0.006
+    assert high >= 0.82222222 - 0.006
 
 
 def test_probability_of_improvement_is_the_mann_whitney_statistic() -> None:
@@ -203,6 +206,15 @@ def test_probability_of_improvement_is_the_mann_whitney_statistic() -> None:
     assert probability == pytest.approx(np.mean(expected))
     assert 0.0 < low < probability < high < 1.0
     assert probability_of_improvement(theirs, ours)[0] == pytest.approx(1.0 - probability)
+
+
+def test_an_improvement_in_all_runs_is_not_certain() -> None:
+    """Where all runs of two tasks win, the distances of the tasks' ends add up in squares, as for a mean of two."""
+    wins, losses = [np.arange(5.0, 10.0), np.arange(5.0, 8.0)], [np.arange(5.0), np.arange(3.0)]
+    first, second = (1.0 - win_interval(1.0, n, n)[0] for n in (5, 3))
+    expected = (1.0, 1.0 - math.hypot(first, second) / 2, 1.0)
+    assert probability_of_improvement(wins, losses) == pytest.approx(expected)
+    assert probability_of_improvement(losses, wins) == pytest.approx((0.0, 0.0, 1.0 - expected[1]))
 
 
 def test_a_nan_is_the_worst_and_not_the_best() -> None:
@@ -617,7 +629,8 @@ def test_scale_takes_tasks_that_were_learned_and_all_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Zero is the random policy, and not the first training return; a task that is left out is named."""
-    monkeypatch.setattr(runs_module, "random_return", lambda env_id: {"A-v1": 2.0, "B-v1": -3.0, "D-v1": -9.0}[env_id])
+    returns = {"A-v1": 2.0, "B-v1": -3.0, "D-v1": -9.0}
+    monkeypatch.setattr(runs_module, "random_return", lambda env_id, env_kwargs: returns[env_id])
     runs = [
         write_run(tmp_path, f"{x}-v1", "ppo", 1, [y]) for x, y in (("A", 4.0), ("B", -4.0), ("C", 4.0), ("D", -8.0))
     ]
@@ -641,6 +654,7 @@ def test_random_policy_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert random_return("Pendulum-v1") == few
     random_policy_module.main(["Pendulum-v1"])
     assert random_return("Pendulum-v1") == pytest.approx(-1207.6)
+    assert random_return("Pendulum-v1", '{"max_episode_steps": 1}') > -17.0  # the lowest reward of a step is -16.3
 
 
 # === Runs without a result ============================================================================================
@@ -700,9 +714,47 @@ def test_failed_runs_are_shown_and_count_as_the_worst(tmp_path: Path, capsys: py
     assert values[-1].tolist() == pytest.approx([100, 101, 102, 103, 104, -21, -21])
 
 
+def test_a_failed_run_keeps_the_budget_of_its_experiment(tmp_path: Path) -> None:
+    """Others on the task may have run longer; unequal budgets are told, also within an experiment and of a study."""
+    short = [write_run(tmp_path / "runs", "Toy-v1", "short", 1, [3.0], total_timesteps=300)]
+    write_events(short[0] / "events.out.tfevents.1", 5.0, [(6.0, 300, "eval/return_mean", 3.0)])
+    short.append(end_with(write_run(tmp_path / "runs", "Toy-v1", "short", 2, [], total_timesteps=300), 1))
+    long = [write_run(tmp_path / "runs", "Toy-v1", "long", 1, [1.0, 2.0])]
+    note = "**Unequal budgets**: runs on Toy-v1 have from 300 to 1,000 steps."
+    groups, _, notes = group_runs(read_all(short + long))
+    assert last_step(groups["Toy-v1", "short"]) == 300
+    assert note in notes
+    (long[0] / "args.json").write_text(
+        (long[0] / "args.json").read_text().replace('"long", "seed": 1', '"short", "seed": 3')
+    )
+    main(Args(runs=[*short[:1], *long], output=tmp_path / "study"))
+    assert note in (tmp_path / "study" / "README.md").read_text()
+    assert note in group_runs(runs_module.read_study(tmp_path / "study"))[2]
+
+
+def test_a_seed_that_was_begun_again_counts_once(tmp_path: Path) -> None:
+    """A study has the same score as the runs that it was made of, one of which was stopped and begun again."""
+    runs = [write_run(tmp_path, "Toy-v1", "ppo", 1, [5.0, 7.0])]
+    runs.append(write_run(tmp_path / "stopped", "Toy-v1", "ppo", 1, [1.0], total_timesteps=2000))
+    main(Args(runs=runs, output=tmp_path / "study"))
+    (run,) = runs_module.read_study(tmp_path / "study")
+    assert run.curves["eval/return_mean"][:, 2].tolist() == [5.0, 7.0]
+
+
+def test_other_tasks_and_other_tables_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs with other --env-kwargs are of another task; a scores.csv that no report wrote is refused."""
+    easy = write_run(tmp_path, "Toy-v1", "ppo", 1, [1.0], env_kwargs='{"easy": true}')
+    notes = group_runs(read_all([easy, write_run(tmp_path, "Toy-v1", "sac", 1, [1.0], env_kwargs="{}")]))[2]
+    assert '**Not one task**: --env-kwargs of the runs on Toy-v1 are {"easy": true} and {}.' in notes
+    (tmp_path / "scores.csv").write_text("experiment,score\na,1\n")
+    with pytest.raises(SystemExit, match="2"):
+        runs_module.read_study(tmp_path)
+    assert capsys.readouterr().err.startswith("error: RUNS takes folders that a report wrote, and the scores.csv of")
+
+
 def test_a_random_policy_may_be_the_worst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all runs that finished are better; scores in games, of 0 to 1, have 0 as their worst."""
-    monkeypatch.setattr(runs_module, "random_return", lambda env_id: -7.0)
+    monkeypatch.setattr(runs_module, "random_return", lambda env_id, env_kwargs: -7.0)
     runs = [
         write_run(tmp_path, "Toy-v1", "ppo", 1, [3.0, 4.0]),
         write_run(tmp_path, "Toy-v1", "ppo", 2, [float("nan")]),
@@ -803,6 +855,12 @@ def test_labels_formats_and_smoothing(folders: list[Path], tmp_path: Path, capsy
     values = np.array([[1.0, 2.0, 6.0, 3.0]]).T
     np.testing.assert_allclose(smoothed(values, 3)[:, 0], [1.5, 3.0, 11 / 3, 4.5])
     np.testing.assert_allclose(smoothed(values, 1), values)
+    np.testing.assert_allclose(smoothed(values, 9)[:, 0], [3.0] * 4)
+    many = [float(i % 7) for i in range(1000)]
+    (group,) = grouped([write_run(tmp_path / "many", "Toy-v1", "ppo", 1, many)]).values()
+    steps, _, averages = common_points(group, "eval/return_mean", width=10)
+    expected = [np.mean(many[max(0, int(step) - 1 - 5) : int(step) - 1 + 5]) for step in steps]
+    np.testing.assert_allclose(averages[:, 0], expected)  # of all evaluations, and not of those that are drawn
 
 
 def test_intervals_profiles_and_improvements_are_drawn(folders: list[Path]) -> None:

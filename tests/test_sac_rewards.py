@@ -20,6 +20,7 @@ from test_sac_update import make_optimizers, squashed
 from torch import Tensor, nn
 
 import sac_continuous
+from utils.demonstrations import load_demonstrations
 
 script: Any = import_module("variants.sac_rewards")
 ROOT = Path(__file__).parent.parent
@@ -559,6 +560,24 @@ def test_bad_demonstrations(fault: str, capsys: pytest.CaptureFixture[str]) -> N
     assert error.value.code == 2
     assert stderr.startswith("error: --demonstrations takes a file of --record-demonstrations of the same task")
     assert stderr.count("\n") == 1
+
+
+def test_a_damaged_byte_of_the_demonstrations(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each one is refused, or is not of the numbers; the reader of a NumPy file raises a dozen kinds of exceptions."""
+    sound = dict(np.load(make_demonstrations(n=4)))
+    np.savez_compressed("damaged.npz", **sound)
+    contents, refused = Path("damaged.npz").read_bytes(), 0
+    for i in range(0, len(contents), 3):
+        Path("damaged.npz").write_bytes(contents[:i] + bytes([contents[i] ^ 0xFF]) + contents[i + 1 :])
+        try:
+            columns = load_demonstrations("damaged.npz", 3, 1)
+        except SystemExit:
+            refused += 1
+        else:
+            for name, column in zip(("obs", "actions", "rewards", "final_obs", "terminations"), columns, strict=True):
+                np.testing.assert_array_equal(column, sound[name].astype(np.float32))
+    assert refused > len(contents) / 6
+    assert capsys.readouterr().err.count("error: --demonstrations takes a file") == refused
 
 
 def test_no_demonstrations_of_other_scripts(capsys: pytest.CaptureFixture[str]) -> None:

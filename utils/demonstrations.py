@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.run import UNREADABLE, fail, load_model, load_script, one_line, read_args, write_file
+from utils.run import fail, load_model, load_script, one_line, read_args, write_file
 
 MAX_EPISODE_STEPS = 10_000  # an episode is cut off there
 
@@ -64,7 +64,7 @@ def load_demonstrations(file: str, obs_dim: int, action_dim: int) -> tuple[np.nd
             raise ValueError(f"its shapes are {shapes}, and the task has {widths}")
         if not len(columns["obs"]) or not all(np.isfinite(x).all() for x in columns.values()):
             raise ValueError("it has no transitions, or numbers that are not finite")
-    except UNREADABLE as error:
+    except Exception as error:  # each kind of damage has its own
         fail(
             f"--demonstrations takes a file of --record-demonstrations of the same task, not {file} ({one_line(error)})"
         )

@@ -18,7 +18,6 @@ import json
 import math
 import multiprocessing
 import os
-import pickle
 import platform
 import random
 import re
@@ -64,21 +63,13 @@ except ModuleNotFoundError as error:
 
 ArgsT = TypeVar("ArgsT")
 CHECKPOINT_FORMAT = 5  # increases when older checkpoints can no longer be read
-FACTS: dict[str, Any] = {"global_step": int, "total_steps": int, "extra_resets": list[int], "is_finished": bool}
-FACTS |= {"versions": dict[str, str], "events": dict[str, int]}  # of a checkpoint, beside its parts
+FACTS: dict[str, Any] = {
+    "global_step": int,
+    "total_steps": int,
+    "is_finished": bool,
+}  # of a checkpoint, beside its parts
+FACTS |= {"versions": dict[str, str], "events": dict[str, int]}
 VERSIONS = {"torch": str(torch.__version__), "gymnasium": gym.__version__, "numpy": np.__version__}
-# Exceptions raised by missing, truncated, foreign or mismatched files.
-UNREADABLE = (
-    OSError,
-    EOFError,
-    RuntimeError,
-    LookupError,
-    TypeError,
-    ValueError,
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    typeguard.TypeCheckError,
-)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
 
@@ -594,7 +585,7 @@ class Run:
         replay = self.folder / "checkpoint.replay"
         files = {name: BufferFiles(buffer, replay / name) for name, buffer in (buffers or {}).items()}
         self.parts = self.model | flatten(rest) | files
-        self.global_step, self.extra_resets, self.begins_anew = 0, list[int](), True
+        self.global_step, self.begins_anew = 0, True
         self.log_step = 0
         self.results: dict[str, float] = {}  # the newest value of every metric
         self.running: np.ndarray | None = None  # return and length of every running episode
@@ -834,10 +825,7 @@ class Run:
 
     def save(self, is_finished: bool) -> bool:
         """Writes model.pt and a checkpoint; warns and returns False if one of them could not be written."""
-        if not self.begins_anew:  # the run can go on from here only by an additional reset
-            self.extra_resets.append(self.global_step)
-            self.begins_anew = True
-        is_written = True
+        self.begins_anew, is_written = True, True  # the run can go on from here only by a reset
         if self.args.save_model:
             model = {name: part.state_dict() for name, part in self.model.items()}
             facts = {"args": asdict(self.args) | {"resume": None}, "script": self.script.name, "versions": VERSIONS}
@@ -855,8 +843,7 @@ class Run:
         except OSError:  # its thread is gone, and its points are lost: the next ones go to a new file
             self.writer.file_writer = self.writer.all_writers = None
         facts = {"script": self.script.name, "format": CHECKPOINT_FORMAT, "versions": VERSIONS}
-        facts |= {"global_step": self.global_step, "total_steps": self.total_steps}
-        facts |= {"extra_resets": self.extra_resets, "is_finished": is_finished}
+        facts |= {"global_step": self.global_step, "total_steps": self.total_steps, "is_finished": is_finished}
         path = self.folder / "checkpoint.pt"
         try:
             state = {n: dict(part) if isinstance(part, dict) else part.state_dict() for n, part in self.parts.items()}
@@ -903,7 +890,9 @@ class Run:
                     else:
                         part.load_state_dict(state["parts"][name])
                 break
-            except UNREADABLE as error:
+            except Exception as error:  # each kind of damage has its own
+                if lacks_memory(error):
+                    raise
                 damaged[path] = f"{path.name}: {describe_error(error)}"[:300]
         else:
             reason = "; ".join(damaged.values())
@@ -932,7 +921,7 @@ class Run:
                 os.truncate(events, min(state["events"][events.name], events.stat().st_size))
             else:
                 events.unlink()
-        self.global_step, self.extra_resets = step, state["extra_resets"]
+        self.global_step = step
         print(f"going on from step {step:,}")
 
 
@@ -941,15 +930,13 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 def compiled(function: FunctionT, *example: Any) -> FunctionT:
     """Compiles the function by calling it with example arguments; where that fails, warns and returns it as it is."""
-    began, reason = time.perf_counter(), "this PyTorch cannot compile torch.autograd.grad"
+    began, reason = time.perf_counter(), ""
     duration = "some seconds, or up to two minutes for the first time on a machine"
     print(f"compiling {function.__name__}: {duration}", flush=True)
     torch._inductor.config.cpp_wrapper = not torch.cuda.is_available()  # calls kernels from C++: less overhead
-    has_trace = hasattr(torch._dynamo.config, "trace_autograd_ops")
-    if has_trace:
-        torch._dynamo.config.trace_autograd_ops = True  # otherwise torch.autograd.grad is not compiled
+    torch._dynamo.config.trace_autograd_ops = True  # otherwise torch.autograd.grad is not compiled
     torch._inductor.config.cpp.vec_isa_ok = True  # no test of the processor's vector instructions, which takes time
-    for simdlen in (None, 1) if has_trace else ():  # 1: without them, for a compiler that does not know them
+    for simdlen in (None, 1):  # 1: without them, for a compiler that does not know them
         torch._inductor.config.cpp.simdlen = simdlen
         try:
             result: Any = torch.compile(function)
@@ -1047,7 +1034,7 @@ def to_bytes(state: Mapping[str, Any]) -> bytes:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Reads a file of `to_bytes`; verifies its checksums and runs no code from it. Raises one of UNREADABLE."""
+    """Reads a file of `to_bytes`; verifies its checksums and runs no code from it."""
     with zipfile.ZipFile(path) as archive:
         if archive.testzip() is not None:  # PyTorch itself does not look at the checksums
             raise ValueError("wrong checksum")
@@ -1062,7 +1049,7 @@ def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "evaluate") -
             part.load_state_dict(state[name])
         if not all(x.isfinite().all() for x in all_tensors(parts)):
             raise ValueError("its weights are not finite numbers")
-    except UNREADABLE as error:
+    except Exception as error:  # each kind of damage has its own
         reason = describe_error(error)[:300]
         fail(f"--{flag} takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
 
