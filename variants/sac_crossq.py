@@ -8,8 +8,7 @@ https://arxiv.org/abs/2509.25174). How it differs from `sac_continuous.py`:
   normalised by the same statistics (`compute_qf_loss`).
 - The weights of hidden layers keep the norm 1 (`NormalizedNet.project`): their effective step size stays constant.
 - The critics predict a histogram of the value and minimise a cross-entropy. Rewards are scaled to its range.
-- Adam's beta1 is 0.5, the learning rates of actor and critics are 3e-4, and alpha begins at 0.01. The actor takes one
-  step for every three of the critics.
+- Adam's beta1 is 0.5, and alpha begins at 0.01. The actor takes one step for every three of the critics.
 
     python variants/sac_crossq.py --env-id Hopper-v5
 
@@ -80,8 +79,8 @@ class Args:
     gamma: float = 0.99  # discount factor
     policy_frequency: int = 3  # at every Nth critic update the actor is updated once
     renorm_warmup: int = 100_000  # updates of a network with batch normalisation, before renormalisation begins
-    policy_lr: float = 3e-4  # learning rate of the actor
-    q_lr: float = 3e-4  # learning rate of the critics
+    policy_lr: float = 1e-3  # learning rate of the actor
+    q_lr: float = 1e-3  # learning rate of the critics
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
     anneal_lr: bool = False  # the learning rates of actor and critics fall linearly to zero over the run
     alpha: float = 0.01  # entropy coefficient: its initial value, or with --no-autotune its fixed value
