@@ -578,8 +578,8 @@ MUTANTS = [
     ),
     Mutant(
         STATISTICS,
-        "values.std(-1, ddof=1) / np.sqrt(n)",
-        "values.std(-1) / np.sqrt(n)",
+        "student_half(values.std(-1, ddof=1), ",
+        "student_half(values.std(-1), ",
         "Student's interval: population variance",
         REPORT_TESTS,
     ),

@@ -338,7 +338,6 @@ def test_the_table_of_a_symmetric_game() -> None:
     table = cross_play(Maker(), fighters(DUEL), players, 10, 0, deterministic=True)
     expected = np.array([[NAN, 0, 1, 0], [1, NAN, 1, 0], [0, 0, NAN, 0], [1, 1, 1, NAN]])
     np.testing.assert_array_equal(table.scores, np.repeat(expected[..., None], 5, axis=2))
-    assert table.games_per_score == 2
     assert table.players == players
     assert np.argsort(table.ratings).tolist() == [2, 0, 1, 3]
     reference = bootstrap_ratings(table.scores, games_per_score=2)
@@ -355,7 +354,6 @@ def test_the_table_of_two_roles() -> None:
         for hunter, score in zip((1, 3), against, strict=True):
             expected[prey, hunter], expected[hunter, prey] = score, 1 - score
     np.testing.assert_array_equal(table.scores, np.repeat(expected[..., None], 3, axis=2))
-    assert table.games_per_score == 1
     assert table.labels == ["prey 5", "hunter 3", "prey weak", "hunter 9", "prey 4"]
 
 
@@ -373,7 +371,6 @@ def test_the_table_of_three_teams() -> None:
     table = cross_play(make_env, fighters(TRIO), [policy(1), policy(2), policy(3)], 7, 0, deterministic=True)
     expected = np.array([[NAN, 0, 0], [1, NAN, 0], [1, 1, NAN]])
     np.testing.assert_array_equal(table.scores, np.repeat(expected[..., None], 3, axis=2))
-    assert table.games_per_score == 3
     assert all(contest.closed for contest in make_env.made)
 
 
@@ -412,7 +409,7 @@ def make_table(means: list[list[float]], players: list[Player]) -> CrossPlay:
     """With two scores a pair, of these means, and ratings 1000, 1100, ..."""
     scores = np.stack([np.array(means) - 0.125, np.array(means) + 0.125], axis=2)
     ratings = 1000.0 + 100 * np.arange(len(players))
-    return CrossPlay(players, scores, 1, ratings, ratings - 12.4, ratings + 50.6)
+    return CrossPlay(players, scores, ratings, ratings - 12.4, ratings + 50.6)
 
 
 SYMMETRIC = make_table(

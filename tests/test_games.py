@@ -464,7 +464,7 @@ def test_random_players_use_all_actions() -> None:
 def test_rungs_of_sumo(actions: str, better: str, worse: str, low: float, high: float) -> None:
     """Each scripted player beats those before it, from either side."""
     env = Sumo(500, actions)  # type: ignore[arg-type]
-    assert env.scripted.index(better) > env.scripted.index(worse)
+    assert env.scripted_by_team[0].index(better) > env.scripted_by_team[0].index(worse)
     assert low <= win_rate(env, better, worse) <= high
     assert low <= 1 - win_rate(env, worse, better, seed=1) <= high
 

@@ -28,7 +28,7 @@ from toy_policies import OBS_DIM, Mirror, make_pool
 import ppo_selfplay
 from utils import team_env
 from utils.cross_play import Player, maximin, play_pairs
-from utils.evaluation import load_players, load_rivals, read_mixture, train_response
+from utils.evaluation import check_same_game, load_players, load_rivals, read_mixture, train_response
 from utils.matches import CURRENT, Matches
 from utils.run import parse_args
 from utils.team_env import Team, make_team_env
@@ -276,7 +276,9 @@ def test_a_resumed_run_against_frozen_policies(selfplay: ModuleType, train_selfp
     kill(pid)
     assert run(selfplay, "--resume", str(only_run())) == 0, Path("out.txt").read_text()
     assert_same(everything(whole), everything(only_run()))
-    assert victim.exists()
+    for folder, steps in ((victim, "768"), (only_run(), "2000")):  # what it plays stays as it was
+        status = run(selfplay, "--resume", str(folder), "--total-timesteps", steps)
+        assert status == 0, Path("out.txt").read_text()
 
 
 @pytest.mark.parametrize("env_id", ["sumo", "pursuit"])
@@ -406,6 +408,9 @@ def test_what_saved_runs_play(tmp_path: Path) -> None:
     with (tmp_path / "cross_play.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
     assert [(s.step, share) for (s,), share in mixture("nash")] == [(0, pytest.approx(0.25)), (2, pytest.approx(0.75))]
+    text = (tmp_path / "cross_play.csv").read_text()  # of a table in which another line-up has further behaviours
+    (tmp_path / "cross_play.csv").write_text(text.replace("step", "disc step"))
+    assert [share for _, share in mixture("nash")] == pytest.approx([0.25, 0.75])
     (player,) = load_players(tmp_path, pools, [("disc",)], "nash", "policy")
     assert [member.behavior for member in player.members] == ["disc"] * 2
     assert player.shares == pytest.approx((0.25, 0.75))
@@ -438,6 +443,9 @@ def test_runs_of_another_kind(
 ) -> None:
     """A policy without normalisation would get inputs that it has never seen; a folder without a run is no opponent."""
     one, other = (train_selfplay(selfplay, total_timesteps=128, norm_obs=norm_obs) for norm_obs in (True, False))
+    check_same_game(
+        selfplay.Args(env_kwargs='{"actions":"box"}'), selfplay.Args(env_kwargs='{ "actions": "box" }'), flag
+    )
     words = ["--evaluate", str(one), "--against", str(other)]
     if flag != "against":
         words = ["--norm-obs", f"--{flag}", str(other), "--no-compile", "--no-cuda"]

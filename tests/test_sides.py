@@ -97,6 +97,15 @@ def test_opponents_change_sides_together() -> None:
         assert matches.opponents[0] == seats
 
 
+def test_the_age_of_opponents_is_not_that_of_allies() -> None:
+    """Learners of two behaviours have taken other numbers of steps; the ally, as it is now, is no opponent."""
+    teams = with_sides(make_teams((("s", "striker", 1), ("g", "goalie", 1), ("solo", "solo", 3))))
+    matches = Matches(teams, 2, {team.behavior: make_pool(marks=1) for team in teams})
+    matches.learner_steps = {"striker": 100, "goalie": 50, "solo": 300}
+    matches.pools["solo"].latest.step = 250
+    assert matches.opponent_steps().tolist() == [250, 250]
+
+
 def test_a_fixed_side_by_its_name() -> None:
     """The name of the side or that of the team."""
     for side in ("blue", "s1"):
@@ -189,6 +198,9 @@ def test_sides_of_the_flag() -> None:
     assert apart == ["red front", "red back", "blue back", "blue front"]
     alone = [team.behavior for team in team_env.make_teams("toy", env, named | {"blue": ["p_3", "p_4", "p_5"]}, None)]
     assert alone == ["front", "back", "blue"]
+    unlike = {"red": {"front": ["p_0"], "back": ["p_1"]}, "blue": {"front": ["p_2"], "back": ["p_3", "p_4", "p_5"]}}
+    some = [team.behavior for team in team_env.make_teams("toy", env, unlike, None)]
+    assert some == ["front", "red back", "front", "blue back"]
     named["blue"] = {"back": ["p_3", "p_4"], "front": ["p_5"]}
     assert [team.behavior for team in team_env.make_teams("toy", env, named, None)][0] == "red front"
     with pytest.raises(BadGame, match="takes --symmetric no"):
@@ -285,7 +297,6 @@ def test_a_player_with_a_seat_on_two_sides_or_one() -> None:
         found = dict(zip(order, scores.mean(axis=1).tolist(), strict=True))
         assert found == {(0, 2): 0.5, (1, 3): 0.0, (1, 4): 1.0}
     table = cross_play(Maker(layout), fighters(layout), players, 6, 0, deterministic=True)
-    assert table.games_per_score == 2
     assert not np.isnan(table.scores[0, 2]).any()
 
 

@@ -41,20 +41,25 @@ def test_weights_are_copies_without_a_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "latest_ratio", "sampling"),
+    ("window", "latest_ratio", "sampling", "newest_share"),
     [
-        (0, 0.5, "uniform"),
-        (-1, 0.5, "uniform"),
-        (1, -0.1, "uniform"),
-        (1, 1.1, "uniform"),
-        (1, np.nan, "uniform"),
-        (1, 0.5, ""),
+        (0, 0.5, "uniform", 1.0),
+        (-1, 0.5, "uniform", 1.0),
+        (1, -0.1, "uniform", 1.0),
+        (1, 1.1, "uniform", 1.0),
+        (1, np.nan, "uniform", 1.0),
+        (1, 0.5, "", 1.0),
+        (1, 0.5, "uniform", 0.0),
+        (1, 0.5, "uniform", 1.1),
+        (1, 0.5, "uniform", np.nan),
     ],
 )
-def test_bad_rules_are_refused(window: int, latest_ratio: float, sampling: str) -> None:
+def test_bad_rules_are_refused(window: int, latest_ratio: float, sampling: str, newest_share: float) -> None:
     """In one sentence."""
-    with pytest.raises(ValueError, match="a pool takes a window of 1 or more, a ratio from 0 to 1, and") as error:
-        SnapshotPool(window, latest_ratio, sampling, np.random.default_rng())
+    with pytest.raises(
+        ValueError, match="a pool takes a window of 1 or more, a ratio and a share from 0 to 1"
+    ) as error:
+        SnapshotPool(window, latest_ratio, sampling, np.random.default_rng(), newest_share)
     assert "\n" not in str(error.value)
 
 

@@ -271,6 +271,14 @@ def test_a_vectorised_game_by_its_name() -> None:
     [
         ("Auction", "num_games", "num_games is 3, and 2 were asked for"),
         ("Auction", "teams", "teams must be two or more of utils.team_env.Team"),
+        ("Auction", "one name", "teams must have different names and be of two sides or more"),
+        ("Auction", "one side", "teams must have different names and be of two sides or more"),
+        ("Auction", "branches", "action_dim must be the number of branches where a team has some"),
+        (
+            "Auction",
+            "players",
+            "takes the same scripted players for teams that share a policy, and east has",
+        ),
         ("Auction", "scripted", "scripted_by_team must have names for each team, random among them"),
         ("Auction", "obs", r"reset must give arrays of .*\(2, 1, 2\).* not .*\(2, 1, 1\)"),
         ("Auction", "alive", "alive must give arrays of"),

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -37,15 +38,15 @@ def test_turns_end_in_whole_cycles() -> None:
 def test_every_behaviour_learns_in_short_runs(pursuers: int | None, evader: int | None, capsys: Capture) -> None:
     """A turn has an iteration or more, so each begins one; where there are too few iterations, a warning says so."""
     pools = {"pursuers": make_pool(marks=1), "evader": make_pool(marks=1)}
-    for iterations in range(6, 60):
-        teams, stride = Pursuit(1).teams, 64
+    for iterations, stride in product(range(6, 60), (1, 64)):
+        teams = Pursuit(1).teams
         ends = turn_ends(teams, {"pursuers": pursuers, "evader": evader}, iterations * stride, stride)
         matches = Matches(teams, 1, pools, ends)
         learners = [matches.learner_at(i * stride) for i in range(iterations)]
         assert len([1 for i, name in enumerate(learners) if learners[i - 1 : i] != [name]]) == len(ends)
         assert ends[-1] == iterations * stride
     assert capsys.readouterr().err == ""
-    assert turn_ends(Pursuit(1).teams, {"pursuers": None, "evader": None}, 64, 64) == [21, 64]
+    assert turn_ends(Pursuit(1).teams, {"pursuers": None, "evader": None}, 64, 64) == [22, 64]
     sentence = "--total-timesteps 64 is too few for a turn of each behaviour: pursuers, evader"
     assert capsys.readouterr().err == f"warning: {sentence}\n"
 

@@ -1,5 +1,6 @@
 """A user's own vectorised game: whoever bids more in three rounds wins. `fault` names what is wrong with it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,16 @@ class Auction:
         self.teams: Any = tuple(Team(name, "bidder", (f"{name}_0",), 2, 1, ()) for name in ("east", "west"))
         if fault == "teams":
             self.teams = ["east", "west"]
+        east, west = self.teams
+        if fault == "one name":
+            self.teams = east, east
+        if fault == "one side":
+            self.teams = replace(east, side="both"), replace(west, side="both")
+        if fault == "branches":
+            self.teams = east, replace(west, branches=(3, 3))
         self.scripted_by_team: Any = (("random", "high"),) * 2 if fault != "scripted" else ((), ())
+        if fault == "players":
+            self.scripted_by_team = ("random", "high"), ("random",)
         self.alive = [np.ones((num_games, 1), dtype=bool)] * 2
         self.action_masks: list[np.ndarray | None] = [None] * (1 if fault == "masks" else 2)
         if fault == "alive":

@@ -112,8 +112,8 @@ def play(
             seats = np.where((seats == i) & own, len(players), seats)
             players.append(single)
     policies = {b: [i for i, p in enumerate(players) if p.behavior == b and p.weights is not None] for b in agents}
-    weights = {b: [players[i].weights for i in indices] for b, indices in policies.items()}
-    stacks = {b: PolicyStack(agents[b], [w for w in stack if w is not None]) for b, stack in weights.items() if stack}
+    weights = {b: [w for p in players if p.behavior == b and (w := p.weights) is not None] for b in agents}
+    stacks = {b: PolicyStack(agents[b], stack) for b, stack in weights.items() if stack}
 
     def act(t: int, obs: np.ndarray) -> np.ndarray:
         team, seated = env.teams[t], seats[:, t]
@@ -228,8 +228,6 @@ class CrossPlay:
     players: list[Player]
     scores: np.ndarray
     """(n, n, num_seeds): scores of row against column; nan where the two cannot meet"""
-    games_per_score: int
-    """number of games that a score is the mean of, at most"""
     ratings: np.ndarray
     low: np.ndarray
     high: np.ndarray
@@ -426,4 +424,4 @@ def cross_play(
     for group in connected(~np.isnan(scores[:, :, 0])):
         ratings[:, group] = bootstrap_ratings(scores[np.ix_(group, group)], games_per_score=games_per_score)
     rating, low, high = ratings
-    return CrossPlay(list(players), scores, games_per_score, rating, low, high, deterministic)
+    return CrossPlay(list(players), scores, rating, low, high, deterministic)

@@ -4,6 +4,7 @@
 """
 
 import csv
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -240,7 +241,8 @@ def check_same_game(args: Any, other: Any, flag: str) -> None:
     """Exits with one sentence if another run has another game, or other inputs of its policies."""
     for name in ("env_id", "env_kwargs", "teams", "symmetric", "norm_obs"):
         ours, theirs = getattr(args, name), getattr(other, name)
-        if ours != theirs:
+        is_json = name in ("env_kwargs", "teams") and None not in (ours, theirs)
+        if json.loads(ours) != json.loads(theirs) if is_json else ours != theirs:
             own = f"{flag_of(name)} was {ours} here and {theirs} there"
             fail(f"--{flag} takes a run of the same game, and {own}")
 
@@ -322,13 +324,14 @@ def read_mixture(
         return [(lineups[-1], 1.0)]
     if policy == "uniform":
         return [(lineup, 1.0 / len(lineups)) for lineup in lineups]
-    prefix = f"{'+'.join(behaviors)} " if len(pools) > len(behaviors) else ""
     try:
         with (folder / "cross_play.csv").open(newline="") as file:
             weights = {row["player"]: float(row["nash_weight"] or 0) for row in csv.DictReader(file)}
     except (OSError, LookupError, ValueError) as error:
         fail(f"--policy nash takes a run folder with the cross_play.csv of a table, and {folder} has none ({error})")
-    shares = [(lineup, weights.get(prefix + table_name(lineup), 0.0)) for lineup in lineups]
+    labels = [table_name(lineup) for lineup in lineups]  # with the behaviours before it, if the table has others, too
+    found = [weights.get(f"{'+'.join(behaviors)} {label}", weights.get(label, 0.0)) for label in labels]
+    shares = list(zip(lineups, found, strict=True))
     total = sum(share for _, share in shares)
     if not total > 0.5:
         fail(f"--policy nash takes a table of the run's own snapshots, and that of {folder} is of others")

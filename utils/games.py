@@ -62,8 +62,7 @@ class DiscGame:
     """
 
     teams: tuple[Team, ...]
-    scripted: tuple[str, ...]  # all scripted players, weakest first
-    scripted_by_team: tuple[tuple[str, ...], ...]  # those of each team
+    scripted_by_team: tuple[tuple[str, ...], ...]  # scripted players of each team, weakest first
     acceleration: ClassVar[float]  # for a force of length 1
     drag: ClassVar[np.ndarray]  # (num_discs, 1), 1/s
     radius: ClassVar[float]  # of a disc
@@ -212,8 +211,7 @@ class Sumo(DiscGame):
     rotated by 180 degrees and the players are swapped. So the game is the same from both sides.
     """
 
-    scripted = ("random", "charge", "centre")
-    scripted_by_team: tuple[tuple[str, ...], ...] = (scripted, scripted)
+    scripted_by_team: tuple[tuple[str, ...], ...] = (("random", "charge", "centre"),) * 2
     acceleration = 1.75
     drag = np.ones((2, 1))
     # The second disc starts where the first one would after a rotation by 180 degrees.
@@ -368,7 +366,6 @@ class Pursuit(DiscGame):
         Team("pursuers", "pursuers", ("pursuer_0", "pursuer_1"), 13, 2, ()),
         Team("evader", "evader", ("evader_0",), 13, 2, ()),
     )
-    scripted = ("random", "chase", "flee")
     scripted_by_team: tuple[tuple[str, ...], ...] = (("random", "chase"), ("random", "flee"))
     acceleration = 1.5
     drag = np.array([[2.5], [2.5], [1.5]])  # top speeds 0.6 and 1

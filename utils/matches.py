@@ -12,8 +12,10 @@ import json
 import math
 import sys
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -86,7 +88,8 @@ def turn_ends(
     if most < 1:
         warn(f"--total-timesteps {total_steps:,} is too few for a turn of each behaviour: {', '.join(sizes)}")
     cycles, shares = max(1, min(cycles, most)), np.cumsum(lengths) / lengths.sum()
-    return [round(total_steps * (cycle + share) / cycles) for cycle in range(cycles) for share in shares]
+    ends = [total_steps * (cycle + share) / cycles for cycle in range(cycles) for share in shares]
+    return [math.ceil(end - 1e-6) for end in ends]  # rounded up: a turn of `stride` steps then has an iteration
 
 
 class Matches:
@@ -213,6 +216,7 @@ class Matches:
             "game_length": self.game_length,
             "has_warned": self.has_warned,
             "rivals": {behavior: pool.state_dict() for behavior, pool in rivals.items()},
+            "shares": {behavior: pool.shares for behavior, pool in rivals.items()},
             "scripted": {behavior: pool.state_dict() for behavior, pool in self.scripted.items()},
         }
 
@@ -220,6 +224,9 @@ class Matches:
         """Loads that state and restarts all games. The pools must have been loaded before."""
         self.ghost_steps, self.has_warned = state["ghost_steps"], state["has_warned"]
         self.game_length, self.learner_steps = state["game_length"], dict(state["learner_steps"])
+        for behavior, shares in state.get("shares", {}).items():  # their runs may have been trained on since
+            pool = self.rivals[behavior]
+            pool.shares, pool.snapshots = shares, deque(maxlen=len(shares))
         for name, pools in ("rivals", self.rivals), ("scripted", self.scripted):
             for behavior, snapshots in state[name].items():
                 pools[behavior].load_state_dict(snapshots)
@@ -274,13 +281,10 @@ class Matches:
 
         `rated` is False for games in which the learner acts at random: then only the next start is prepared.
         """
-        if not rated:
-            self.next_game(game)
-            return
         learner_team, rating = self.learner_team[game], self.rating
         results = game_scores(scores)[learner_team]
         for team, opponent in enumerate(self.opponents[game]):
-            if opponent is not None and opponent is not CURRENT:
+            if rated and opponent is not None and opponent is not CURRENT:
                 result, age = float(results[team]), math.nan
                 if self.rivals is self.pools and not opponent.name:
                     age = float(self.pools[self.behaviors[team]].latest.step - opponent.step)
@@ -335,9 +339,9 @@ class Matches:
 
         A scripted player never gets old.
         """
-        now = self.learner_steps[self.learner]
-        steps = [[now if s is CURRENT else s.step for s in seats if s is not None] for seats in self.opponents]
-        return np.array(list(map(min, steps)))
+        now, opposes = self.learner_steps[self.learner], self.opposes.tolist()
+        games = [compress(seats, opposes[t]) for t, seats in zip(self.learner_team, self.opponents, strict=True)]
+        return np.array([min(now if s is CURRENT else s.step for s in seats if s is not None) for seats in games])
 
     def oldest_opponent(self) -> int:
         """The step of the oldest snapshot that the learner's opponents can be; they must have one behaviour.
@@ -463,7 +467,7 @@ def start_matches(
     change_at = turn_ends(env.teams, team_change, total_steps, stride)
     sizes = {team.behavior: len(team.agents) for team in env.teams}
     lengths = np.diff([0, *change_at[: len(sizes)]]).tolist()  # of a turn of each behaviour, in game steps
-    turn_steps = {behavior: sizes[behavior] * n for behavior, n in zip(all_args, lengths, strict=False)}
+    turn_steps = {behavior: sizes[behavior] * n for behavior, n in zip(all_args, lengths, strict=True)}
     if len(sizes) == 1:
         turn_steps = {behavior: n or turn_steps[behavior] for behavior, n in team_change.items()}
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None

@@ -133,8 +133,8 @@ def read_keys(env: TeamEnv, t: int, direction: tuple[int, int], number: int | No
     if len(team.branches) == 2:
         return np.array([x + 1, y + 1])
     legal = legal_actions(env, t)[0, 0].nonzero()[0]
-    if len(legal) == 1:  # it is another agent's turn
-        return legal
+    if len(legal) == 1 or not env.alive[t][0, 0]:  # it is another agent's turn, or this one has left
+        return legal[:1]
     choice = None if number is None else (number - 1) % 10
     return None if choice not in legal else np.array([choice])
 

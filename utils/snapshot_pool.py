@@ -65,9 +65,10 @@ class SnapshotPool:
         `shares` are probabilities for a pool to which nothing is added: they take the place of the other rules.
         Raises ValueError if a rule is out of range.
         """
-        if window < 1 or not 0.0 <= latest_ratio <= 1.0 or sampling not in ("uniform", "prioritized"):
-            rule = "a window of 1 or more, a ratio from 0 to 1, and uniform or prioritized sampling"
-            raise ValueError(f"a pool takes {rule}, not {window}, {latest_ratio}, {sampling}")
+        is_share = 0.0 <= latest_ratio <= 1.0 and 0.0 < newest_share <= 1.0
+        if window < 1 or not is_share or sampling not in ("uniform", "prioritized"):
+            rule = "a window of 1 or more, a ratio and a share from 0 to 1, and uniform or prioritized sampling"
+            raise ValueError(f"a pool takes {rule}, not {window}, {latest_ratio}, {newest_share}, {sampling}")
         self.snapshots: deque[Snapshot] = deque(maxlen=window)
         self.latest_ratio, self.sampling, self.rng = latest_ratio, sampling, rng
         self.newest_share, self.shares = newest_share, shares

@@ -365,9 +365,9 @@ def make_teams(
         now = f"which are {num_sides} now ({found})"
         raise BadGame(f"{env_id} takes --teams that make two teams or more of its agents, {now}")
     teams = tuple(make_team(env_id, env, group) for group in groups)
-    shapes = {(team.behavior, shape_of(team)) for team in teams}
-    if named is not None and symmetric is None and len(shapes) > len({team.behavior for team in teams}):
-        symmetric = False  # teams of one behaviour are unlike: each has a policy of its own
+    if named is not None and symmetric is None:  # where teams of one behaviour are unlike, each has a policy of its own
+        alike = {b: {shape_of(team) for team in teams if team.behavior == b} for b in {team.behavior for team in teams}}
+        teams = tuple(replace(x, behavior=x.name) if len(alike[x.behavior]) > 1 else x for x in teams)
     return set_behaviors(env_id, teams, symmetric)
 
 
@@ -693,6 +693,10 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
         raise ValueError(f"num_games is {env.num_games}, and {num_games} were asked for")
     if len(env.teams) < 2 or not all(isinstance(team, Team) for team in env.teams):
         raise TypeError(f"teams must be two or more of utils.team_env.Team, not {env.teams}")
+    if len({team.name for team in env.teams}) < len(env.teams) or len(set(sides_of(env.teams))) < 2:
+        raise ValueError(f"teams must have different names and be of two sides or more, not {env.teams}")
+    if any(team.branches and team.action_dim != len(team.branches) for team in env.teams):
+        raise ValueError(f"action_dim must be the number of branches where a team has some, not as in {env.teams}")
     if len(env.scripted_by_team) != len(env.teams) or not all("random" in names for names in env.scripted_by_team):
         raise ValueError(
             f"scripted_by_team must have names for each team, random among them, not {env.scripted_by_team}"
@@ -739,6 +743,15 @@ def check_picture(picture: Any) -> None:
     if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
         found = f"an array of {picture.shape}" if isinstance(picture, np.ndarray) else type(picture).__name__
         raise TypeError(f"render must give an array (height, width, 3), not {found}")
+
+
+def check_scripted(env_id: str, env: TeamEnv) -> TeamEnv:
+    """Returns the game. Raises BadGame if teams that share a behaviour have different scripted players."""
+    for (a, own), (b, others) in combinations(zip(env.teams, env.scripted_by_team, strict=True), 2):
+        if a.behavior == b.behavior and set(own) != set(others):
+            unlike = f"{a.name} has {', '.join(own)} and {b.name} has {', '.join(others)}"
+            raise BadGame(f"{env_id} takes the same scripted players for teams that share a policy, and {unlike}")
+    return env
 
 
 def guard(env: TeamEnv) -> None:
@@ -797,7 +810,7 @@ def make_team_env(
             if render:
                 check_picture(game.render())
             game.teams = set_behaviors(env_id, tuple(game.teams), symmetric)
-        return game
+        return check_scripted(env_id, game)
     if hasattr(found, "parallel_env"):
         make = found.parallel_env
     elif hasattr(found, "env"):
@@ -819,7 +832,7 @@ def make_team_env(
             for t, names in enumerate(trial.scripted_by_team):
                 for name in names:
                     trial.scripted_actions(name, t)
-        return PettingZooGames(envs, made, scripted)
+        return check_scripted(env_id, PettingZooGames(envs, made, scripted))
 
 
 def make_games(
