@@ -83,6 +83,14 @@ def test_sac_stores_every_transition_and_nothing_else(
 ) -> None:
     """Trains on two Counting environments, and reads the replay buffer."""
     buffers: list[sac_continuous.ReplayBuffer] = []
+    taken: list[np.ndarray] = []
+    step_envs = sac_continuous.step_envs
+
+    def spy(envs: Any, actions: np.ndarray) -> Any:
+        taken.append(actions.copy())
+        return step_envs(envs, actions)
+
+    monkeypatch.setattr(sac_continuous, "step_envs", spy)
 
     class Spy(sac_continuous.ReplayBuffer):
         def __init__(self, *args: Any) -> None:
@@ -95,6 +103,7 @@ def test_sac_stores_every_transition_and_nothing_else(
     rows = buffers[0].data[: buffers[0].total].numpy()
     stored = sorted(map(tuple, rows[:, [0, 1, 3, 4, 5, 6]].tolist()))  # all but the action
     assert stored == sorted(2 * expected_transitions(120))
+    np.testing.assert_array_equal(rows[:, 2:3], np.concatenate(taken[:120]))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -180,3 +189,4 @@ def test_sacs_first_actions_are_uniform(train: Train, monkeypatch: pytest.Monkey
     deciles, _ = np.histogram(actions, bins=10, range=(-1, 1))
     assert deciles.sum() == 2000
     assert 140 < deciles.min() <= deciles.max() < 260  # 200 expected, with a standard deviation of 13
+    assert len(np.unique(actions)) > 1990  # each environment has its own

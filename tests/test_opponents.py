@@ -199,7 +199,7 @@ def test_who_acts_for_whom(layout: Layout) -> None:
     rows = matches.of_learner(obs)
     learner_actions = np.full((len(rows), 1 + OBS_DIM + 2), 77.0, np.float32)
     actions = matches.all_actions(table, {b: Reflection() for b in matches.pools}, obs, learner_actions)
-    seen = Counter[str]()
+    seen, lots = Counter[str](), list[float]()
     for game, seats in enumerate(matches.opponents):
         for t, opponent in enumerate(seats):
             first = 77.0 if opponent is None else marks[opponent.name] if opponent.name else float(opponent.step)
@@ -207,9 +207,11 @@ def test_who_acts_for_whom(layout: Layout) -> None:
             assert (actions[t][game, :, 0] == first + is_scripted * t).all()
             if opponent is not None and not is_scripted:
                 assert (actions[t][game, :, 1] == game).all()
+            lots += actions[t][game, :, -1].tolist() if opponent is CURRENT else []
             seen[opponent.name if opponent is not None else "learner"] += 1
     assert set(seen) - {"current"} == {"learner", "idle", "bold", ""}
     assert ("current" in seen) == (len(set(matches.behaviors)) == 1)
+    assert lots == list(range(len(lots)))  # the noise of each row
 
 
 def test_ratings_of_mixed_opponents() -> None:

@@ -11,14 +11,16 @@ import scipy.stats
 import torch
 from conftest import Train, read_scalars
 from gymnasium.vector import AutoresetMode
+from test_gae import GAMMA, LAMBDA, gae_by_definition
 from torch import nn
-from torch.distributions import Independent, Normal, kl_divergence
+from torch.distributions import Categorical, Independent, Normal, kl_divergence
 from toy_envs import make_vector
 
 import ppo_continuous
 import ppo_selfplay
 import sac_continuous
 from ppo_continuous import Adam, Agent, Args, compute_policy_loss, compute_value_loss, normal_log_prob, update
+from utils.team_env import Team
 
 
 def test_log_probability() -> None:
@@ -282,6 +284,7 @@ def test_explained_variance(spies: Spies) -> None:
     [
         ([0.2, 0.0, 0.0, 0.0], 1),  # the mean is above the target, and the last minibatch is below it
         ([0.0, 0.0, 0.0, 0.1], 3),  # the other way round
+        (4 * [0.035], 1),  # by a little
         (4 * [0.0] + [0.2, 0.0, 0.0, 0.0], 2),  # the mean of an epoch counts, not that of all epochs so far
     ],
 )
@@ -290,3 +293,75 @@ def test_target_kl_is_compared_with_the_mean_of_an_epoch(spies: Spies, approx_kl
     spies.approx_kl = approx_kl + 12 * [0.0]
     spies.train(target_kl=0.03, update_epochs=3, num_minibatches=4)
     assert [len(minibatches) for minibatches in spies.minibatches] == 4 * [4 * epochs]
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("module", [ppo_continuous, ppo_selfplay], ids=["single", "selfplay"])
+def test_what_is_learned_from_a_rollout(module: ModuleType, norm: bool) -> None:
+    """Each column by NumPy: log-probabilities by the old statistics, all others by those that know the rollout."""
+    torch.manual_seed(0)
+    rng, shape = np.random.default_rng(0), (6, 5)
+    args = module.Args(norm_obs=norm, norm_reward=norm, gamma=GAMMA, gae_lambda=LAMBDA)
+    if module is ppo_continuous:
+        agent, rollout = module.Agent(make_vector(AutoresetMode.SAME_STEP, 1), args), module.Rollout(*shape, 2, 1)
+        rollout.actions[:], valid = rng.normal(size=(*shape, 1)), np.ones(shape, dtype=bool)
+    else:
+        team = Team("disc", "disc", ("disc_0",), 2, 1, (3,))
+        agent, rollout = module.Agent(team, args), module.Rollout(*shape, team)
+        rollout.actions[:], rollout.masks[..., :2] = rng.integers(2, size=(*shape, 1)), True
+        rollout.masks[:3, :, 2] = True  # in the other steps the last action is illegal
+        rollout.valid[:] = valid = rng.random(shape) < 0.7
+    rollout.obs[:], rollout.final_obs[:] = rng.normal(3.0, 2.0, (2, *shape, 2))
+    rollout.rewards[:], rollout.discounted_returns[:] = rng.normal(size=shape), rng.normal(1.0, 3.0, shape)
+    rollout.rewards[0, 0] = 1e3  # more than ten standard deviations
+    rollout.dones[:] = rng.random(shape) < 0.3
+    rollout.terminations[:] = rollout.dones & (rng.random(shape) < 0.5)
+    old_obs, old_returns = rng.normal(size=(20, 2)), rng.normal(size=20)
+    agent.obs_rms.update(torch.as_tensor(old_obs))
+    agent.return_rms.update(torch.as_tensor(old_returns))
+
+    def normalized(obs: np.ndarray, seen: np.ndarray) -> torch.Tensor:
+        z = ((obs - seen.mean(0)) / np.sqrt(seen.var(0) + 1e-8)).clip(-10, 10)
+        return torch.as_tensor(z if norm else obs, dtype=torch.float32)
+
+    seen, returns = (
+        np.concatenate([old, new[valid]])
+        for old, new in ((old_obs, rollout.obs), (old_returns, rollout.discounted_returns))
+    )
+    policy = agent.actor(normalized(rollout.obs, old_obs))
+    actions = torch.as_tensor(rollout.actions)
+    if module is ppo_continuous:
+        log_prob = Normal(policy[0], policy[1].exp()).log_prob(actions).sum(-1)
+    else:
+        legal = policy.masked_fill(~torch.as_tensor(rollout.masks), -math.inf)
+        log_prob = Categorical(logits=legal).log_prob(actions[..., 0])
+    obs = normalized(rollout.obs, seen)
+    values, next_values = (
+        agent.critic(x).squeeze(-1).detach().numpy() for x in (obs, normalized(rollout.final_obs, seen))
+    )
+    rewards = (rollout.rewards / np.sqrt(returns.var() + 1e-8)).clip(-10, 10) if norm else rollout.rewards
+    advantages = gae_by_definition(rewards, values, next_values, rollout.terminations, rollout.dones)
+    expected = [obs, actions, log_prob.detach(), advantages, advantages + values, values]
+    expected[1:1] = [rollout.masks] if module is ppo_selfplay else []
+    batch = module.make_batch(agent, rollout, args, torch.device("cpu"))
+    for found, column in zip(batch, expected, strict=True):
+        np.testing.assert_allclose(found.numpy() * 1.0, np.asarray(column)[valid] * 1.0, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("module", [ppo_continuous, ppo_selfplay], ids=["single", "selfplay"])
+def test_each_epoch_has_an_order_of_its_own(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows once in each of three epochs, and whole ones."""
+    seen: list[torch.Tensor] = []
+
+    def spy(agent: Any, optimizer: Any, minibatch: tuple[torch.Tensor, ...], *_: Any) -> dict[str, torch.Tensor]:
+        assert torch.equal(minibatch[0], -minibatch[1])
+        seen.append(minibatch[0])
+        return {"losses/approx_kl": torch.zeros(())}
+
+    monkeypatch.setattr(module, "update", spy)
+    rows = torch.arange(64)
+    module.learn_from(None, None, (rows, -rows), module.Args(update_epochs=3, num_minibatches=4), None)
+    assert [len(x) for x in seen] == 12 * [16]
+    orders = torch.cat(seen).reshape(3, 64).tolist()
+    assert all(sorted(order) == rows.tolist() for order in orders)
+    assert len(set(map(tuple, [*orders, rows.tolist()]))) == 4

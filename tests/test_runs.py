@@ -15,6 +15,7 @@ from typing import Any
 import imageio.v3 as iio
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 import wandb
 from conftest import TINY, Train, assert_same_weights, load_file, load_weights, read_scalars
@@ -145,27 +146,30 @@ def test_evaluation_uses_the_statistics(script: ModuleType, train: Train, capsys
     assert capsys.readouterr().out != printed
 
 
-def test_evaluation_against_a_plain_loop(script: ModuleType, train: Train) -> None:
-    """One environment at a time, stepped by hand."""
-    folder = train(script, norm_obs=True)
+@pytest.mark.parametrize(("task", "bound"), [("Pendulum-v1", 2.0), ("Hopper-v5", 1.0)])
+def test_evaluation_against_a_plain_loop(script: ModuleType, task: str, bound: float, train: Train) -> None:
+    """One environment at a time, stepped by hand; the episodes of Hopper have different lengths."""
+    folder = train(script, env_id=task, norm_obs=True)
     args = script.parse_args(script.Args, ["--evaluate", str(folder), "--eval-episodes", "3"])
     agent = script.Agent(script.make_envs(args, 1), args)
     load_model(folder, {"agent": agent})
     metrics = script.evaluate(agent, args, folder, "test")
-    returns = []
+    returns, lengths = [], []
     for episode in range(3):
-        env = script.gym.make("Pendulum-v1")
+        env = script.gym.make(task)
         obs, _ = env.reset(seed=1_000_000 + 3 * args.seed + episode)
-        total, done = 0.0, False
+        total, length, done = 0.0, 0, False
         while not done:
             act = agent.policy() if script is ppo_continuous else agent.act
-            action = np.clip(act(obs[None])[0], -1, 1) * 2.0  # Pendulum's bounds
+            action = np.clip(act(obs[None])[0], -1, 1) * bound
             obs, reward, termination, truncation, _ = env.step(action)
-            total, done = total + float(reward), termination or truncation
+            total, length, done = total + float(reward), length + 1, termination or truncation
         returns.append(total)
+        lengths.append(length)
+    assert (len(set(lengths)) > 1) == (task == "Hopper-v5")
     assert metrics["eval/return_mean"] == pytest.approx(np.mean(returns), rel=1e-5)
     assert metrics["eval/return_std"] == pytest.approx(np.std(returns), rel=1e-4)
-    assert metrics["eval/length_mean"] == 200
+    assert metrics["eval/length_mean"] == pytest.approx(np.mean(lengths))
 
 
 def test_an_episode_without_an_end(
@@ -436,15 +440,18 @@ def test_every_flag_runs_and_changes_something(train: Train, name: str, flags: d
 def test_updates_per_step(train: Train, monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
     """Counted: the ratio times the steps after the warm-up, with several environments."""
     counts: list[int] = []
+    drawn: set[tuple[float, ...]] = set()
     update = sac_continuous.update
 
     def spy(*args: Any) -> Any:
         counts.append(args[4])
+        drawn.add(tuple(args[2][1].flatten().tolist()))
         return update(*args)
 
     monkeypatch.setattr(sac_continuous, "update", spy)
     train(sac_continuous, total_timesteps=300, learning_starts=100, num_envs=3, updates_per_step=ratio)
     assert counts == list(range(round(ratio * 200)))
+    assert len(drawn) == len(counts)  # each has a minibatch of its own
 
 
 def test_linear_schedules_end_at_zero(train: Train) -> None:
@@ -457,3 +464,46 @@ def test_linear_schedules_end_at_zero(train: Train) -> None:
     ppo = read_scalars(train(ppo_continuous))
     rates = [value for _, value in ppo["charts/learning_rate"]]
     assert rates == pytest.approx([3e-4, 2.25e-4, 1.5e-4, 0.75e-4], rel=1e-5)
+
+
+def test_noise_of_each_environment_and_step(script: ModuleType, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard normal numbers, none of them twice; SAC's follow its random actions, and the evaluation has none."""
+    seen: list[np.ndarray] = []
+
+    def spied(act: Any) -> Any:
+        def spy(obs: np.ndarray, noise: Any = 0.0) -> np.ndarray:
+            seen.append(np.asarray(noise))
+            return act(obs, noise)
+
+        return spy
+
+    if script is ppo_continuous:
+        policy = script.Agent.policy
+        monkeypatch.setattr(script.Agent, "policy", lambda agent: spied(policy(agent)))
+    else:
+        act = script.Agent.act
+        monkeypatch.setattr(script.Agent, "act", lambda agent, *inputs: spied(partial(act, agent))(*inputs))
+    own = {"learning_starts": 64, "updates_per_step": 0.0} if script is sac_continuous else {"update_epochs": 1}
+    train(script, num_envs=8, total_timesteps=1024, eval_episodes=1, **own)
+    steps = 128 if script is ppo_continuous else 120
+    noise = np.stack(seen[:steps])
+    assert noise.shape == (steps, 8, 1)
+    assert len(np.unique(noise)) == noise.size
+    assert scipy.stats.kstest(noise.ravel(), "norm").pvalue > 0.001
+    assert [x.tolist() for x in seen[steps:]] == 200 * [0.0]
+
+
+def test_settings_of_the_optimisers(script: ModuleType, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the references: PyTorch's defaults, but for PPO's epsilon; each network has its own learning rate."""
+    made: list[tuple[float, ...]] = []
+
+    class Spy(script.Adam):  # type: ignore[name-defined]
+        def __init__(self, parameters: Any, *settings: float) -> None:
+            made.append(settings)
+            super().__init__(parameters, *settings)
+
+    monkeypatch.setattr(script, "Adam", Spy)
+    is_ppo = script is ppo_continuous
+    rates = {"learning_rate": 4e-3} if is_ppo else {"policy_lr": 4e-3, "q_lr": 2e-3, "alpha_lr": 3e-3}
+    train(script, **rates)
+    assert made == [(rate, 0.9, 0.999, 1e-5 if is_ppo else 1e-8) for rate in rates.values()]

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import assert_same_weights, load_weights, read_scalars
 from gymnasium.spaces import Box
 from test_sac_update import make_optimizers, squashed
@@ -63,6 +64,17 @@ class Planes(Slides):
     size = (12, 20, 20)
 
 
+class UnevenSlides(Slides):
+    """Its episodes terminate after 2 to 8 steps; the length is drawn in the first one."""
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Shows the next picture."""
+        if self.step_count == 0:
+            self.length = self.np_random.integers(2, 9)
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, bool(self.step_count == self.length), False, info
+
+
 class Blind(gym.Env):
     """Cannot be rendered."""
 
@@ -70,6 +82,7 @@ class Blind(gym.Env):
 
 
 gym.register("Slides-v0", entry_point="test_sac_pixels:Slides")
+gym.register("UnevenSlides-v0", entry_point="test_sac_pixels:UnevenSlides")
 gym.register("Planes-v0", entry_point="test_sac_pixels:Planes")
 gym.register("Blind-v0", entry_point="test_sac_pixels:Blind")
 TINY: dict[str, Any] = {"env_id": "Slides-v0", "eval_freq": 0, "eval_episodes": 2, "cuda": False}
@@ -338,6 +351,32 @@ def test_encoders(kind: str, smallest: int) -> None:
     script.Encoder(kind, 3, smallest, 50)
     with pytest.raises(RuntimeError):
         script.Encoder(kind, 3, smallest - 1, 50)
+
+
+@pytest.mark.parametrize("kind", ["simple", "nature", "resnet"])
+def test_encoders_by_hand(kind: str) -> None:
+    """Layer by layer, with the strides and activations of the papers (ML-Agents: leaky ReLU, and swish)."""
+    torch.manual_seed(0)
+    encoder, x = script.Encoder(kind, 3, 40, 50), torch.randn(4, 3, 40, 40)
+    features = encoder(x)
+    convs = iter([layer for layer in encoder.convs.modules() if isinstance(layer, nn.Conv2d)])
+
+    def convolve(x: Tensor, **rules: int) -> Tensor:
+        layer = next(convs)
+        return F.conv2d(x, layer.weight, layer.bias, **rules)
+
+    for stride in {"simple": (4, 2), "nature": (4, 2, 1), "resnet": ()}[kind]:
+        x = F.leaky_relu(convolve(x, stride=stride))
+    for _ in range(3 if kind == "resnet" else 0):
+        x = F.max_pool2d(convolve(x, padding=1), 3, stride=2)
+        for _ in range(2):
+            hidden = convolve(x * torch.sigmoid(x), padding=1)
+            x = x + convolve(hidden * torch.sigmoid(hidden), padding=1)
+    x = x * torch.sigmoid(x) if kind == "resnet" else x
+    linear, norm, _ = encoder.head
+    expected = F.layer_norm(linear(x.flatten(1)), (50,), norm.weight, norm.bias).tanh()
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
+    assert next(convs, None) is None
 
 
 def test_residual_block() -> None:

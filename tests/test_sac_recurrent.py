@@ -1,5 +1,6 @@
 """SAC with memory: the unroll, the burn-in, the stored state, the sequences of the buffer, resuming."""
 
+import copy
 import json
 import os
 import subprocess
@@ -156,6 +157,8 @@ def test_losses_are_means_over_the_steps_after_the_burn_in() -> None:
     _, _, metrics = script.compute_actor_gradient(agent, batch, noise, args)
     assert metrics["losses/actor_loss"].item() == pytest.approx(losses[3:].mean(), rel=1e-4, abs=1e-5)
     assert metrics["losses/entropy"].item() == pytest.approx(-log_prob[3:].mean(), rel=1e-4, abs=1e-5)
+    alpha_loss = -0.5 * (log_prob[3:] - 1.0).mean()  # the target entropy is -1, for one dimension
+    assert metrics["losses/alpha_loss"].item() == pytest.approx(alpha_loss, rel=1e-4, abs=1e-5)
 
 
 def test_no_gradient_goes_into_the_burn_in() -> None:
@@ -188,6 +191,44 @@ def test_update_steps_both_memories_and_moves_the_target() -> None:
         if name.startswith("qf_target"):
             source = after[name.replace("qf_target", "qf", 1)]
             torch.testing.assert_close(after[name], before[name].lerp(source, args.tau))
+
+
+def test_an_update_takes_its_steps_in_the_order_of_the_paper() -> None:
+    """Critics; the policy against these, with noise of its own; alpha; targets. All by PyTorch's Adam."""
+    agent, args = make_agent(tau=0.1)
+    twin, batch = copy.deepcopy(agent), make_batch(agent, 8, 4, [(3, 1)])
+    torch.manual_seed(1)
+    script.update(agent, {k: script.Adam(x, 1e-2, 0.9, 0.999, 1e-8) for k, x in agent.groups().items()}, batch, args, 0)
+    torch.manual_seed(1)
+    groups = {name: (torch.optim.Adam(group, lr=1e-2), group) for name, group in twin.groups().items()}
+
+    def step(name: str, gradient: Tensor) -> None:
+        optimizer, group = groups[name]
+        for x, part in zip(group, gradient.split([x.numel() for x in group]), strict=True):
+            x.grad = part.view_as(x)
+        optimizer.step()
+
+    step("q", script.compute_qf_gradient(twin, batch, torch.randn_like(batch[1]), args)[0])
+    gradient, alpha_gradient, _ = script.compute_actor_gradient(twin, batch, torch.randn_like(batch[1]), args)
+    step("policy", gradient)
+    step("alpha", alpha_gradient)
+    for net, target in ((twin.qf, twin.qf_target), (twin.qf_memory, twin.qf_target_memory)):
+        for x, x_target in zip(net.parameters(), target.parameters(), strict=True):
+            x_target.data = 0.9 * x_target.data + 0.1 * x.data
+    torch.testing.assert_close(agent.state_dict(), twin.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+def test_critics_by_hand() -> None:
+    """Two hidden layers with ReLU, of each critic's own weights."""
+    agent, _ = make_agent()
+    features, actions = torch.randn(6, agent.qf_memory.feature_dim), torch.randn(6, 1)
+    values, layers = agent.qf(features, actions), [layer for layer in agent.qf.net if hasattr(layer, "weight")]
+    for i in range(2):
+        x = torch.cat([features, actions], dim=1)
+        for layer in layers[:-1]:
+            x = (x @ layer.weight[i] + layer.bias[i]).clamp(min=0.0)
+        torch.testing.assert_close(values[i], (x @ layers[-1].weight[i] + layers[-1].bias[i])[:, 0])
+    assert len(layers) == 3
 
 
 class Spy(script.ReplayBuffer):

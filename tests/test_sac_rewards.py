@@ -390,6 +390,26 @@ def test_runs_and_logs_the_keys_of_the_docs() -> None:
     assert set(read_scalars(train(total_timesteps=480, **flags))) == keys
 
 
+def test_minibatches_have_as_many_demonstrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come after as many transitions of the run."""
+    path, batches, update = make_demonstrations(), list[Any](), script.update
+
+    def spy(agent: Any, optimizers: Any, batch: tuple[Tensor, ...], *rest: Any) -> Any:
+        batches.append(batch)
+        return update(agent, optimizers, batch, *rest)
+
+    monkeypatch.setattr(script, "update", spy)
+    train(streams="gail", demonstrations=path, total_timesteps=160)
+    with np.load(path) as arrays:
+        rows = np.column_stack([arrays[x] for x in ("obs", "actions", "rewards", "final_obs", "terminations")])
+    shown = set(map(tuple, rows.astype(np.float32).tolist()))
+    assert len(batches) == 10
+    for batch in batches:
+        own, others = (torch.cat([x.reshape(16, -1) for x in part], 1).tolist() for part in (batch[:5], batch[5:]))
+        assert set(map(tuple, others)) <= shown
+        assert not set(map(tuple, own)) & shown
+
+
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv.pop(1))

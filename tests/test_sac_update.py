@@ -220,3 +220,16 @@ def test_what_acts_is_what_the_losses_draw_from(norm_obs: bool) -> None:
         actions = torch.as_tensor(agent.act(obs.double().numpy(), noise))
         torch.testing.assert_close(actions, expected.detach(), rtol=1e-3, atol=1e-4)
         optimizer.step(torch.randn_like(optimizer.vector))
+
+
+def test_targets_take_over_the_statistics_of_layers() -> None:
+    """Parameters move by tau towards the source's; running statistics, which no gradient moves, are copied."""
+    torch.manual_seed(0)
+    source, target = (nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)) for _ in range(2))
+    source(torch.randn(8, 2))
+    before = copy.deepcopy(target)
+    sac_continuous.update_target(source, target, 0.1)
+    for x, old, new in zip(source.parameters(), before.parameters(), target.parameters(), strict=True):
+        torch.testing.assert_close(new, 0.9 * old + 0.1 * x)
+    for buffer, target_buffer in zip(source.buffers(), target.buffers(), strict=True):
+        assert torch.equal(buffer, target_buffer)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import imageio.v3 as iio
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 import wandb
 from conftest import Train
@@ -27,7 +29,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import ppo_selfplay
 import sac_selfplay
 from utils import team_env
-from utils.games import Pursuit
+from utils.games import Pursuit, Sumo
 from utils.matches import Matches
 from utils.run import parse_args, seed_streams
 from utils.snapshot_pool import SnapshotPool
@@ -621,11 +623,13 @@ def test_turns(selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.
 def test_updates_per_step(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted for each role: the ratio times its game steps after its warm-up, which is random play."""
     counts: list[int] = []
+    drawn: set[tuple[float, ...]] = set()
     update, act = sac_selfplay.update, sac_selfplay.Agent.act
     acted: list[int] = []
 
     def spy_update(*args: Any) -> Any:
         counts.append(args[4])
+        drawn.add(tuple(args[2][2].flatten().tolist()))
         return update(*args)
 
     def spy_act(agent: Any, obs: np.ndarray, masks: np.ndarray, noise: Any = 0.0) -> np.ndarray:
@@ -639,6 +643,7 @@ def test_updates_per_step(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
     # One cycle: pursuers for a third of the 512 game steps, up to 176, then the evader.
     assert counts == [*range(14), *range(34)]
     assert acted == [16] * 14 + [8] * 34
+    assert len(drawn) == len(counts)  # each has a minibatch of its own
 
 
 def test_old_opponents_are_left_out_of_the_minibatches(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -667,6 +672,190 @@ def test_old_opponents_are_left_out_of_the_minibatches(train_selfplay: Train, mo
     rules.clear()
     train_selfplay(sac_selfplay, env_id="pursuit", replay_opponents="window", window=1, team_change=256)
     assert rules == [(0, 128), (0, 256), (352, 0), (352, 128), (352, 256)]
+
+
+def test_settings_of_the_optimisers(
+    selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the single-agent scripts; the rates fall linearly to zero over the run, but for that of alpha."""
+    made: list[tuple[float, ...]] = []
+
+    class Spy(selfplay.Adam):  # type: ignore[name-defined]
+        def __init__(self, parameters: Any, *settings: float) -> None:
+            made.append(settings)
+            super().__init__(parameters, *settings)
+
+    monkeypatch.setattr(selfplay, "Adam", Spy)
+    is_ppo = selfplay is ppo_selfplay
+    rates = {"learning_rate": 4e-3} if is_ppo else {"policy_lr": 4e-3, "q_lr": 2e-3, "alpha_lr": 3e-3}
+    folder = train_selfplay(selfplay, **rates)
+    assert made == [(rate, 0.9, 0.999, 1e-5 if is_ppo else 1e-8) for rate in rates.values()]
+    stride, between = (128, 128) if is_ppo else (8, 64)  # of an iteration, and between two points
+    for name, rate in rates.items():
+        falls = float(name != "alpha_lr")
+        expected = [rate * (1 - falls * (step - stride) / 512) for step in range(between, 513, between)]
+        assert series(folder, f"charts/{name}") == pytest.approx(expected, rel=1e-5)
+
+
+# --- what is learned from ---
+
+
+class Witness:
+    """Writes down what happens to each agent of the learner, by its seat, before the seats of the next games."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[list[dict[str, Any]]] = []  # of each step a row for each agent
+        self.all_actions, self.cut_games = Matches.all_actions, Matches.cut_games
+        monkeypatch.setattr(Matches, "all_actions", lambda *args: self.see_actions(*args))
+        monkeypatch.setattr(Matches, "cut_games", lambda *args: self.see_result(*args))
+
+    def see_actions(self, matches: Matches, env: TeamEnv, agents: Any, obs: Any, actions: np.ndarray) -> Any:
+        """Before the step."""
+        self.env, self.seats = env, list[tuple[int, int, int]]()
+        for game, team in enumerate(matches.learner_team.tolist()):
+            self.seats += [(team, game, k) for k in range(len(env.teams[team].agents))]
+        masks, oldest = [legal_actions(env, t) for t in range(len(env.teams))], matches.opponent_steps()
+        self.steps.append([])
+        for (team, game, k), action in zip(self.seats, actions, strict=True):
+            row = {"obs": obs[team][game, k], "masks": masks[team][game, k], "actions": action}
+            row |= {"valid": env.alive[team][game, k], "opponents": oldest[game]}
+            self.steps[-1].append({name: np.array(x) for name, x in row.items()})
+        return self.all_actions(matches, env, agents, obs, actions)
+
+    def see_result(self, matches: Matches, result: TeamStep) -> Any:
+        """After the step; the legal actions of an agent that is idle are not known, so all count."""
+        cut_result, cut = self.cut_games(matches, result)
+        masks = [legal_actions(self.env, t) for t in range(len(self.env.teams))]
+        for (team, game, k), row in zip(self.seats, self.steps[-1], strict=True):
+            is_idle = result.over[game] or not self.env.alive[team][game, k]
+            row |= {"rewards": result.rewards[team][game, k], "final_obs": np.array(result.final_obs[team][game, k])}
+            row |= {"next_masks": masks[team][game, k] | is_idle, "terminations": result.terminations[team][game, k]}
+            row |= {"dones": row["terminations"] | result.truncations[team][game, k] | cut[game]}
+        return cut_result, cut
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs"),
+    [("sumo", {"actions": "discrete"}), ("pettingzoo.classic.connect_four_v3", {}), ("toy_sides", {})],
+)
+def test_what_is_learned_from_is_what_happened(
+    selfplay: ModuleType, env_id: str, kwargs: dict[str, Any], train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the learner's own agents, though it changes sides: games that end or are cut, masks, teams of two."""
+    witness, rollouts, added = Witness(monkeypatch), list[Any](), list[tuple[np.ndarray, ...]]()
+    monkeypatch.setattr(Sumo, "max_steps", 24)  # so the first games are cut at the steps 3, 6, ... 21
+    if selfplay is ppo_selfplay:
+        make_batch = ppo_selfplay.make_batch
+
+        def spy(agent: Any, rollout: Any, *rest: Any) -> Any:
+            rollouts.append(rollout)
+            return make_batch(agent, rollout, *rest)
+
+        monkeypatch.setattr(ppo_selfplay, "make_batch", spy)
+    else:
+        add = sac_selfplay.ReplayBuffer.add
+
+        def spy_add(buffer: Any, *columns: np.ndarray) -> None:
+            added.append(tuple(np.array(x) for x in columns))
+            add(buffer, *columns)
+
+        monkeypatch.setattr(sac_selfplay.ReplayBuffer, "add", spy_add)
+    train_selfplay(selfplay, env_id=env_id, env_kwargs=json.dumps(kwargs), save_steps=32, team_change=64)
+    assert len(witness.steps) == 64
+    names: tuple[str, ...] = ("obs", "masks", "actions", "rewards", "final_obs", "terminations")
+    for i, rollout in enumerate(rollouts):
+        for t, rows in enumerate(witness.steps[16 * i : 16 * (i + 1)]):
+            for name in (*names, "dones", "valid"):
+                np.testing.assert_array_equal(getattr(rollout, name)[t], [row[name] for row in rows], err_msg=name)
+    names = ("opponents", *names[:5], "next_masks", names[5])
+    for columns, rows in zip(added, witness.steps if added else [], strict=True):
+        for name, column in zip(names, columns, strict=True):
+            np.testing.assert_array_equal(column, [row[name] for row in rows if row["valid"]], err_msg=name)
+    assert len(rollouts) == 4 or len(added) == 64
+    seen = [row for rows in witness.steps for row in rows]
+    assert any(row["dones"] and not row["terminations"] for row in seen) == (env_id == "sumo")
+    assert any(row["terminations"] for row in seen)
+    assert len({int(row["opponents"]) for row in seen}) > 1
+
+
+def test_a_roles_own_discount(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gamma and lambda are those of its advantages, and its gamma that of the returns that scale its rewards."""
+    calls: list[tuple[Any, list[Any]]] = []
+    monkeypatch.setattr(Pursuit, "max_steps", 24)  # so the first games are cut at the steps 3, 6, ... 21
+    make_batch, compute_gae = ppo_selfplay.make_batch, ppo_selfplay.compute_gae
+
+    def spy_batch(agent: Any, rollout: Any, *rest: Any) -> Any:
+        calls.append((rollout, []))
+        return make_batch(agent, rollout, *rest)
+
+    def spy_gae(*args: Any) -> torch.Tensor:
+        calls[-1][1].extend(args[-2:])
+        return compute_gae(*args)
+
+    monkeypatch.setattr(ppo_selfplay, "make_batch", spy_batch)
+    monkeypatch.setattr(ppo_selfplay, "compute_gae", spy_gae)
+    behaviors = json.dumps({"evader": {"gamma": 0.5, "gae_lambda": 0.3}})
+    flags = {"gamma": 0.9, "gae_lambda": 0.8, "behaviors": behaviors, "team_change": 512}
+    train_selfplay(ppo_selfplay, env_id="pursuit", total_timesteps=1024, **flags)
+    for rollout, found in calls:
+        gamma, lam = (0.9, 0.8) if rollout.rewards.shape[1] == 16 else (0.5, 0.3)  # the pursuers are two
+        assert found == [gamma, lam]
+        for t in range(1, 16):
+            before = np.where(rollout.dones[t - 1], 0.0, rollout.discounted_returns[t - 1])
+            np.testing.assert_allclose(rollout.discounted_returns[t], rollout.rewards[t] + gamma * before, atol=1e-5)
+    assert len({rollout.rewards.shape[1] for rollout, _ in calls}) == 2
+    assert any((rollout.dones & ~rollout.terminations).any() for rollout, _ in calls)
+
+
+def test_minibatches_of_each_role(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--behaviors gives one of them smaller minibatches and twice as many: 112 and 272 game steps after the warm-up."""
+    sizes, update = Counter[int](), sac_selfplay.update
+
+    def spy(agent: Any, optimizers: Any, batch: Any, *rest: Any) -> Any:
+        sizes[len(batch[0])] += 1
+        return update(agent, optimizers, batch, *rest)
+
+    monkeypatch.setattr(sac_selfplay, "update", spy)
+    behaviors = json.dumps({"evader": {"batch_size": 8, "updates_per_step": 0.25}})
+    flags = {"learning_starts": 64, "updates_per_step": 0.125, "behaviors": behaviors, "team_change": 256}
+    train_selfplay(sac_selfplay, env_id="pursuit", **flags)
+    assert sizes == {32: 14, 8: 68}
+
+
+def test_noise_of_each_agent_and_step(
+    selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard normal numbers, none of them twice."""
+    act, seen = selfplay.Agent.act, list[torch.Tensor]()
+
+    def spy(agent: Any, obs: np.ndarray, masks: np.ndarray, noise: Any = 0.0) -> np.ndarray:
+        seen.append(torch.as_tensor(noise))
+        return act(agent, obs, masks, noise)
+
+    monkeypatch.setattr(selfplay.Agent, "act", spy)
+    train_selfplay(selfplay)
+    noise = torch.stack(seen)
+    assert noise.shape == (64 if selfplay is ppo_selfplay else 60, 8, 2)
+    assert len(noise.unique()) == noise.numel()
+    assert scipy.stats.kstest(noise.flatten().numpy(), "norm").pvalue > 0.001
+
+
+@pytest.mark.parametrize(("learning_starts", "rounds"), [(24, 1), (32, 2)])
+def test_games_that_began_at_random_are_not_rated(
+    learning_starts: int, rounds: int, train_selfplay: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight games of three steps: the random ones end with the first games, or in the midst of the second ones."""
+    (tmp_path / "rewarded.py").write_text(REWARDED)
+    monkeypatch.setattr("utils.matches.turn_ends", lambda *_: [10**9])
+    finish, seen = Matches.finish, list[bool]()
+
+    def spy(matches: Matches, game: int, scores: np.ndarray, rated: bool = True) -> None:
+        seen.append(rated)
+        finish(matches, game, scores, rated)
+
+    monkeypatch.setattr(Matches, "finish", spy)
+    train_selfplay(sac_selfplay, env_id="rewarded", learning_starts=learning_starts, total_timesteps=120)
+    assert seen == [False] * 8 * rounds + [True] * 8 * (5 - rounds)
 
 
 # --- learning ---

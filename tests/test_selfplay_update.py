@@ -751,3 +751,66 @@ def test_a_replay_buffer_read_from_disk_samples_the_same(seed: int, tmp_path: Pa
             expected = other.sample(500)
             torch.manual_seed(i)
             torch.testing.assert_close(here.sample(500), expected, rtol=0, atol=0)
+
+
+# --- how agents begin, and what acts ---
+
+
+@pytest.mark.parametrize("branches", [(), (2, 5)], ids=str)
+@pytest.mark.parametrize("module", [ppo_selfplay, sac_selfplay], ids=["ppo", "sac"])
+def test_what_acts_is_normalised(module: ModuleType, branches: tuple[int, ...]) -> None:
+    """With --norm-obs, by the statistics; without, not. A snapshot has both, and nothing that does not act."""
+    torch.manual_seed(0)
+    team, masks = make_team(*branches), np.ones((20, sum(branches)), dtype=bool)
+    obs = 3 * torch.randn(20, 5) + 5
+    for norm_obs in (True, False):
+        agent = module.Agent(team, module.Args(norm_obs=norm_obs))
+        for x in agent.actor.parameters():
+            x.data *= 10.0
+        agent.obs_rms.update(3 * torch.randn(100, 5) + 5)
+        mean, std = agent.obs_rms.mean, (agent.obs_rms.var + 1e-8).sqrt()
+        policy = agent.actor(((obs - mean) / std).float() if norm_obs else obs)
+        torch.testing.assert_close(agent(obs), policy, rtol=1e-4, atol=1e-4)
+        expected = agent.actor.sample(policy, torch.as_tensor(masks), 0.0).detach().numpy()
+        np.testing.assert_allclose(agent.act(obs.double().numpy(), masks), expected, rtol=1e-4, atol=1e-4)
+        assert {name.split(".")[0] for name in agent.acting_weights()} == {"actor", "obs_rms"}
+
+
+@pytest.mark.parametrize("branches", [(), (2, 5)], ids=str)
+def test_how_ppo_begins(branches: tuple[int, ...]) -> None:
+    """Orthogonal weights of gain sqrt(2) inside, 0.01 for the policy and 1 for the value; no biases; deviation 1."""
+    agent: Any = ppo_selfplay.Agent(make_team(*branches), ppo_selfplay.Args())
+    for net, output_gain in ((agent.actor, 0.01), (agent.critic, 1.0)):
+        linears = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
+        for layer, gain in zip(linears, (math.sqrt(2), math.sqrt(2), output_gain), strict=True):
+            singular_values = torch.linalg.svdvals(layer.weight)
+            torch.testing.assert_close(singular_values, torch.full_like(singular_values, gain))
+            assert not layer.bias.any()
+    if not branches:
+        assert agent.actor.log_std.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("branches", [(), (2, 5)], ids=str)
+def test_how_sac_begins(branches: tuple[int, ...]) -> None:
+    """Targets are copies, each entropy coefficient is --alpha, and the log standard deviation is in [-20, 2]."""
+    agent: Any = sac_selfplay.Agent(make_team(*branches), sac_selfplay.Args(alpha=0.3))
+    assert agent.log_alpha.exp().tolist() == pytest.approx([0.3] * (len(branches) or 1))
+    for x, x_target in zip(agent.qf.parameters(), agent.qf_target.parameters(), strict=True):
+        assert torch.equal(x, x_target)
+    if not branches:
+        last: Any = agent.actor.net[-1]
+        for bias, expected in ((100.0, 2.0), (1.5, 1.5), (-19.0, -19.0), (-100.0, -20.0)):
+            last.weight.data.zero_()
+            last.bias.data.fill_(bias)
+            assert agent.actor(torch.zeros(5)).tolist() == [bias, bias, expected, expected]
+
+
+@pytest.mark.parametrize("branches", [(), (2, 5)], ids=str)
+@pytest.mark.parametrize("module", [ppo_selfplay, sac_selfplay], ids=["ppo", "sac"])
+def test_noise_of_a_generator(module: ModuleType, branches: tuple[int, ...]) -> None:
+    """It repeats, and leaves the random stream of the training alone."""
+    actor, state = module.Agent(make_team(*branches), module.Args()).actor, torch.get_rng_state()
+    one, same, other = (actor.noise(5, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), state)

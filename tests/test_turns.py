@@ -216,3 +216,51 @@ def test_swaps_per_turn_are_those_of_the_turns_that_there_are(selfplay: ModuleTy
         assert matches.swap_steps == pytest.approx(first / 4, abs=1)  # the evader is the one ghost
         matches.give_turn("evader")
         assert matches.swap_steps == pytest.approx(2 * second / 4, abs=1)
+
+
+def test_only_first_games_are_cut() -> None:
+    """One that ends early is not cut, and neither is the next one; after a cut the learner changes sides, too.
+
+    The length that is expected moves by a hundredth towards that of each game that ends; a reset begins all anew.
+    """
+    env, pool = Sumo(8), make_pool(marks=1)
+    matches = Matches(env.teams, 8, {"sumo": pool}, game_length=80.0)  # game k is due at step 10 k
+    env.reset(1)
+    for step in range(1, 100):
+        result = env.step([np.zeros((8, 1, 2), dtype=np.float32)] * 2)
+        result.over[:] = False
+        result.over[6] = step == 2
+        result, cut = matches.cut_games(result)
+        assert cut.nonzero()[0].tolist() == ([step // 10] if step in (10, 20, 30, 40, 50, 70) else [])
+        matches.finish_games(env, result, cut)
+    assert matches.learner_team.tolist() == [0, 0, 1, 0, 1, 0, 1, 0]  # all but game 0 have changed sides once
+    assert matches.game_length == pytest.approx(80.0 + 0.01 * (2 - 80.0))
+    assert matches.ages[0] == 99
+    matches.begin_anew(1)
+    assert matches.ages.tolist() == [0] * 8
+    assert matches.cut_at.tolist() == [int(79.22 * k / 8) for k in range(8)]
+
+
+def test_arguments_reach_pools_and_matches(selfplay: ModuleType) -> None:
+    """Each has a value of its own; the first games are cut by the game's own length."""
+    own: dict[str, Any] = {
+        "scripted_share": 0.3,
+        "current_share": 0.2,
+        "elo_k": 8.0,
+        "swap_steps": 77,
+        "initial_elo": 900.0,
+    }
+    own |= {"play_against_latest_model_ratio": 0.7, "newest_share": 0.4}
+    own |= {"window": 3, "opponent_sampling": "uniform"}
+    args = selfplay.Args(env_id="sumo", num_games=8, **own)
+    env = selfplay.make_env(args, args.num_games)
+    agents = {"sumo": selfplay.Agent(env.teams[0], args)}
+    rivals = {"sumo": make_pool(marks=2)}
+    matches = start_matches({"sumo": args}, env, agents, 1000, 8, rivals)
+    assert (matches.scripted_share, matches.current_share, matches.elo_k, matches.swap_steps) == (0.3, 0.2, 8.0, 77)
+    assert (matches.game_length, matches.rating, matches.rivals) == (100, 900.0, rivals)
+    pool, scripted = matches.pools["sumo"], matches.scripted["sumo"]
+    rules = pool.latest_ratio, pool.newest_share, pool.snapshots.maxlen, pool.sampling
+    assert rules == (0.7, 0.4, 3, "uniform")
+    assert [(s.step, s.rating) for s in pool.snapshots] == [(0, 900.0)]
+    assert [(s.name, s.rating) for s in scripted.snapshots] == [(x, 900.0) for x in ("random", "charge", "centre")]

@@ -14,15 +14,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+import test_sac_pixels  # noqa: F401 (registers its tasks)
+import test_sac_rewards  # noqa: F401 (likewise)
 import torch
-from conftest import load_file
+from conftest import load_file, load_weights
+from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode
 from test_checkpoints import LIVELY, assert_same, everything, kill, only_run, run, start, wait_for
 from test_sac_update import Reference, make_optimizers, squashed
 from test_siblings import ROOT, SCRIPTS, STAND_IN, definitions, source
-from torch import Tensor
+from torch import Tensor, nn
 from toy_envs import make_vector
+
+import sac_continuous
 
 VARIANTS = sorted(path.stem for path in (ROOT / "variants").glob("*.py"))
 # Functions and classes of the script's names that differ: what a comparison with the script is to show.
@@ -164,6 +170,152 @@ def test_a_killed_run_goes_on(variant: str) -> None:
     assert run(script, "--resume", str(only_run())) == 0, Path("out.txt").read_text()
     assert "going on from step" in Path("out.txt").read_text()
     assert_same(calm, everything(only_run()))
+
+
+# --- what a run does, and how it begins ---
+
+IN_ONE_PROCESS = [name for name in VARIANTS if name not in ASYNCHRONOUS]
+
+
+@pytest.mark.parametrize("name", IN_ONE_PROCESS)
+def test_a_run_of_a_variant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores what happened; acts with noise; draws a minibatch for each update; counts actor steps and statistics."""
+    script = load_script(name)
+    stored: list[tuple[np.ndarray, ...]] = []
+    happened: list[tuple[np.ndarray, ...]] = []
+    noise: list[Tensor] = []
+    drawn: set[tuple[float, ...]] = set()
+    made: list[tuple[float, ...]] = []
+    steps: dict[str, int] = {}
+    rates: dict[str, float] = {}
+    add, act, step_envs, update = script.ReplayBuffer.add, script.Agent.act, script.step_envs, script.update
+
+    def spy_add(buffer: Any, *columns: np.ndarray) -> None:
+        first = name == "sac_pixels"  # the first column is other there
+        stored.append(tuple(np.array(x) for x in columns[first + 1 : first + 5]))
+        add(buffer, *columns)
+
+    def spy_step(envs: Any, actions: np.ndarray) -> Any:
+        result = step_envs(envs, actions)
+        happened.append((actions.copy(), result[2].copy(), result[1].copy(), result[3].copy()))
+        return result
+
+    def spy_act(agent: Any, *inputs: Any) -> Any:
+        noise.extend(x for x in inputs if isinstance(x, Tensor))
+        return act(agent, *inputs)
+
+    def spy_update(agent: Any, optimizers: Any, batch: tuple[Tensor, ...], *rest: Any) -> Any:
+        drawn.add(tuple(batch[1].flatten().tolist()))
+        metrics = update(agent, optimizers, batch, *rest)
+        steps.update({group: int(optimizer.num_steps) for group, optimizer in optimizers.items()})
+        rates.update({group: optimizer.lr for group, optimizer in optimizers.items()})
+        return metrics
+
+    class Spy(script.Adam):  # type: ignore[name-defined]
+        def __init__(self, parameters: Any, *settings: float) -> None:
+            made.append(settings)
+            super().__init__(parameters, *settings)
+
+    for place, attribute, spy in (
+        (script.ReplayBuffer, "add", spy_add),
+        (script.Agent, "act", spy_act),
+        (script, "step_envs", spy_step),
+        (script, "update", spy_update),
+        (script, "Adam", Spy),
+    ):
+        monkeypatch.setattr(place, attribute, spy)
+    flags: dict[str, Any] = {"env_id": "toy_envs:Counting-v0", "total_timesteps": 120, "checkpoint_freq": 0}
+    flags |= {"updates_per_step": 0.22, "policy_frequency": 2, "policy_lr": 1e-4, "q_lr": 2e-4, "alpha_lr": 3e-4}
+    flags |= {"autotune": True, "anneal_lr": True}
+    flags |= {"env_id": "test_sac_pixels:Slides-v0", "action_repeat": 1} if name == "sac_pixels" else {}
+    script.main(script.parse_args(script.Args, words(name, **flags, eval_freq=0)))
+    assert len(stored) == 40  # three environments
+    for columns, expected in zip(stored, happened, strict=False):
+        for column, x in zip(columns, expected, strict=True):
+            np.testing.assert_array_equal(column, x)
+    assert any(columns[3].any() for columns in stored)
+    acted = torch.stack(noise)
+    assert acted.shape == (40 if name == "sac_recurrent" else 20, 3, 1)  # memories move on from the first step
+    assert len(acted.unique()) == acted.numel()
+    assert len(drawn) == 13
+    assert steps == {"q": 13, "policy": 7, "alpha": 7} if name == "sac_crossq" else {"q": 13, "policy": 14, "alpha": 14}
+    beta1 = 0.5 if name == "sac_crossq" else 0.9
+    assert made == [(rate, beta1, 0.999, 1e-8) for rate in (1e-4, 2e-4, 3e-4)]
+    last = 1.0 - 117 / 120  # of the last three steps
+    assert rates == pytest.approx({"policy": 1e-4 * last, "q": 2e-4 * last, "alpha": 3e-4})
+    if name != "sac_pixels":
+        assert load_weights(only_run())["obs_rms.count"] == 120
+
+
+@pytest.mark.parametrize("name", ["sac_continuous", *IN_ONE_PROCESS])
+def test_how_an_agent_begins(name: str) -> None:
+    """Targets are copies, the entropy coefficient is --alpha, and the log standard deviation is in [-20, 2]."""
+    script: Any = sac_continuous if name == "sac_continuous" else load_script(name)
+    task = "test_sac_pixels:Slides-v0" if name == "sac_pixels" else "toy_envs:Counting-v0"
+    args = script.Args(env_id=task, alpha=0.3)
+    agent = script.Agent(script.make_envs(args, 1), args)
+    assert agent.log_alpha.exp().item() == pytest.approx(0.3)
+    state = agent.state_dict()
+    targets = [key for key in state if "_target" in key.split(".")[0]]
+    assert len(targets) > 0 or name == "sac_crossq"
+    assert all(torch.equal(state[key], state[key.replace("_target", "", 1)]) for key in targets)
+    layers = [layer for layer in agent.actor.modules() if isinstance(layer, nn.Linear)]
+    inputs = torch.zeros(1, layers[0].in_features)
+    for bias, expected in ((100.0, 2.0), (1.5, 1.5), (-19.0, -19.0), (-100.0, -20.0)):
+        layers[-1].weight.data.zero_()
+        layers[-1].bias.data.fill_(bias)
+        mean, log_std = agent.actor(inputs)
+        assert (mean.item(), log_std.item()) == (bias, expected)
+
+
+@pytest.mark.parametrize("name", ["sac_continuous", *IN_ONE_PROCESS])
+def test_an_evaluation_counts_each_episode_to_its_end(name: str) -> None:
+    """Episodes of 2 to 8 steps, whatever the policy does: the first one of each environment, and nothing after it."""
+    script: Any = sac_continuous if name == "sac_continuous" else load_script(name)
+    is_pixels = name == "sac_pixels"
+    task = "test_sac_pixels:UnevenSlides-v0" if is_pixels else "test_sac_rewards:Uneven-v0"
+    args = script.Args(env_id=task, eval_episodes=4, seed=3)
+    agent = script.Agent(script.make_envs(args, 1), args)
+    lengths = [np_random(1_000_012 + i)[0].integers(2, 9) for i in range(4)]
+    returns = [n * (n + 1) / 2 for n in lengths]  # rewards 1, 2, 3, ...
+    assert len(set(lengths)) > 1
+    metrics = script.evaluate(agent, args, Path(), "test")
+    expected = {"eval/return_mean": np.mean(returns), "eval/return_std": np.std(returns)}
+    assert metrics == pytest.approx(expected | {"eval/length_mean": np.mean(lengths)})
+
+
+@pytest.mark.parametrize("name", ["sac_value_network", "sac_rewards", "sac_crossq", "sac_recurrent"])
+def test_the_normalisation_is_shared(name: str) -> None:
+    """With --norm-obs, gradients on raw observations are those without it on observations normalised by hand.
+
+    The streams of rewards have statistics of their own, and take raw observations.
+    """
+    script = load_script(name)
+    flags = {"streams": "extrinsic,rnd:0"} if name == "sac_rewards" else {}
+    args = [script.Args(env_id="toy_envs:Counting-v0", norm_obs=norm_obs, **flags) for norm_obs in (True, False)]
+    torch.manual_seed(0)
+    agent, plain = (script.Agent(script.make_envs(x, 1), x) for x in args)
+    agent.obs_rms.update(torch.randn(100, 2) * 3 + 5)
+    plain.load_state_dict(agent.state_dict())
+    shape = (6, 5) if name == "sac_recurrent" else (16,)
+    obs, next_obs = torch.randn(2, *shape, 2) * 3 + 5
+    other = torch.rand(*shape, 1), torch.randn(shape)
+    ends: tuple[Tensor, ...] = (torch.zeros(shape),)
+    ends += (torch.ones(*shape, agent.forget(1).shape[1]),) if name == "sac_recurrent" else ()  # what is remembered
+    mean, std = agent.obs_rms.mean, (agent.obs_rms.var + 1e-8).sqrt()
+    by_hand = ((x - mean) / std for x in (obs, next_obs))
+    raw, normalized = ((o, *other, n, *ends) for o, n in ((obs, next_obs), tuple(x.float() for x in by_hand)))
+    noise, size = torch.randn(*shape, 1), sum(x.numel() for x in agent.qf.parameters())
+    size = size if name == "sac_rewards" else None  # the streams' networks come after the critics
+    for function in (script.compute_qf_gradient, script.compute_actor_gradient):
+        found, expected = (
+            function(copy.deepcopy(a), b, noise, args[0])[0] for a, b in ((agent, raw), (plain, normalized))
+        )
+        torch.testing.assert_close(found[:size], expected[:size], rtol=1e-4, atol=1e-6)
+        assert not torch.equal(found[:size], function(copy.deepcopy(plain), raw, noise, args[0])[0][:size])
+    if name == "sac_rewards":
+        found, expected = (script.compute_qf_gradient(a, raw, noise, args[0])[0][size:] for a in (agent, plain))
+        torch.testing.assert_close(found, expected)
 
 
 # --- sac_value_network ---
