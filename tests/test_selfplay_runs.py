@@ -109,7 +109,7 @@ def test_a_role_at_rest_does_not_change(
     selfplay: ModuleType, train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither its networks nor its statistics, while the other learns."""
-    monkeypatch.setattr("utils.matches.turn_ends", lambda *_: [10**9])
+    monkeypatch.setattr("utils.matches.turn_ends", lambda *_: [10**9] * 2)
     folder = train_selfplay(selfplay, env_id="pursuit", norm_obs=True)
     model = load(folder)
     (snapshot,) = model["snapshots"]["evader"]
@@ -159,7 +159,7 @@ def test_a_learner_that_leaves_its_games_early(
     selfplay: ModuleType, train_selfplay: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rollouts in which it acts seldom or never: it learns from what there is, and nothing becomes nan."""
-    monkeypatch.setattr("utils.matches.turn_ends", lambda *_: [10**9])
+    monkeypatch.setattr("utils.matches.turn_ends", lambda *_: [10**9] * 2)
     (tmp_path / "quitter.py").write_text(QUITTER)
     for num_games in (1, 3):
         folder = train_selfplay(
@@ -550,7 +550,7 @@ def test_discounted_returns_begin_anew_with_each_game(
     """Rewards 1, 2, 3 and gamma 1/2: PPO scales by the spread of 1, 2.5 and 4.25, wherever a rollout is cut."""
     (tmp_path / "rewarded.py").write_text(REWARDED)
     flags = {"env_id": "rewarded", "num_games": 2, "num_steps": 4, "total_timesteps": 24, "num_minibatches": 2}
-    monkeypatch.setattr("utils.matches.turn_ends", lambda *_: [10**9])
+    monkeypatch.setattr("utils.matches.turn_ends", lambda *_: [10**9] * 2)
     folder = train_selfplay(ppo_selfplay, **flags, gamma=0.5)
     agent, returns = load(folder)["agents"]["red"], [1.0, 2.5, 4.25]
     assert agent["return_rms.count"] == 24
@@ -846,7 +846,7 @@ def test_games_that_began_at_random_are_not_rated(
 ) -> None:
     """Eight games of three steps: the random ones end with the first games, or in the midst of the second ones."""
     (tmp_path / "rewarded.py").write_text(REWARDED)
-    monkeypatch.setattr("utils.matches.turn_ends", lambda *_: [10**9])
+    monkeypatch.setattr("utils.matches.turn_ends", lambda *_: [10**9] * 2)
     finish, seen = Matches.finish, list[bool]()
 
     def spy(matches: Matches, game: int, scores: np.ndarray, rated: bool = True) -> None:
