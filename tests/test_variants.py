@@ -225,7 +225,7 @@ def test_a_run_of_a_variant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setattr(place, attribute, spy)
     flags: dict[str, Any] = {"env_id": "toy_envs:Counting-v0", "total_timesteps": 120, "checkpoint_freq": 0}
-    flags |= {"updates_per_step": 0.22, "policy_frequency": 2, "policy_lr": 1e-4, "q_lr": 2e-4, "alpha_lr": 3e-4}
+    flags |= {"updates_per_step": 0.52, "policy_frequency": 2, "policy_lr": 1e-4, "q_lr": 2e-4, "alpha_lr": 3e-4}
     flags |= {"autotune": True, "anneal_lr": True}
     flags |= {"env_id": "test_sac_pixels:Slides-v0", "action_repeat": 1} if name == "sac_pixels" else {}
     script.main(script.parse_args(script.Args, words(name, **flags, eval_freq=0)))
@@ -237,8 +237,9 @@ def test_a_run_of_a_variant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     acted = torch.stack(noise)
     assert acted.shape == (40 if name == "sac_recurrent" else 20, 3, 1)  # memories move on from the first step
     assert len(acted.unique()) == acted.numel()
-    assert len(drawn) == 13
-    assert steps == {"q": 13, "policy": 7, "alpha": 7} if name == "sac_crossq" else {"q": 13, "policy": 14, "alpha": 14}
+    assert len(drawn) == 31
+    actor_steps = 16 if name == "sac_crossq" else 32  # in every second update one, or two
+    assert steps == {"q": 31, "policy": actor_steps, "alpha": actor_steps}
     beta1 = 0.5 if name == "sac_crossq" else 0.9
     assert made == [(rate, beta1, 0.999, 1e-8) for rate in (1e-4, 2e-4, 3e-4)]
     last = 1.0 - 117 / 120  # of the last three steps
