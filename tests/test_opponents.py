@@ -134,9 +134,10 @@ def test_shares_of_a_frozen_pool() -> None:
 
 @pytest.mark.parametrize("sampling", ["uniform", "prioritized"])
 @pytest.mark.parametrize(("share", "drawn"), [(1.0, 10), (0.5, 5), (0.41, 5), (0.05, 1)])
-def test_newest_share(share: float, drawn: int, sampling: str) -> None:
-    """The newest snapshots alone, all of them, rounded up."""
-    pool = make_pool(window=10, sampling=sampling, marks=10)
+@pytest.mark.parametrize("window", [10, 20])
+def test_newest_share(window: int, share: float, drawn: int, sampling: str) -> None:
+    """The newest snapshots alone, all of them, rounded up; of those that there are, though the pool has more room."""
+    pool = make_pool(window=window, sampling=sampling, marks=10)
     pool.newest_share = share
     assert {pool.draw().step for _ in range(2000)} == set(range(10 - drawn, 10))
 
