@@ -148,8 +148,8 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
     Actions outside of [-1, 1] are clipped for the task alone. Returns obs, final_obs (num_envs, obs_dim), rewards,
-    terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next:
-    environments are reset in the step that ends an episode, so there `obs` is the first one of the next episode.
+    terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next.
+    They differ where an episode ended: there the environment was reset, and `obs` begins the next episode.
     """
     space = envs.single_action_space
     assert isinstance(space, gym.spaces.Box), "--env-id takes a task with a Box action space"
@@ -196,6 +196,9 @@ class RunningMeanStd(nn.Module):
         return ((x - self.mean) / self.std).clamp(-10.0, 10.0).float()
 
 
+HIDDEN_SIZES = (64, 64)  # units of the hidden layers of actor and critic
+
+
 def mlp(*sizes: int, output_gain: float) -> nn.Sequential:
     """Tanh network with orthogonal weights (Saxe et al. 2014, https://arxiv.org/abs/1312.6120) and zero biases."""
     layers: list[nn.Module] = []
@@ -212,7 +215,7 @@ class NormalActor(nn.Module):
 
     def __init__(self, obs_dim: int, action_dim: int, std_init: float) -> None:
         super().__init__()
-        self.mean = mlp(obs_dim, 64, 64, action_dim, output_gain=0.01)
+        self.mean = mlp(obs_dim, *HIDDEN_SIZES, action_dim, output_gain=0.01)
         self.log_std = nn.Parameter(torch.full((action_dim,), math.log(std_init)))
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,7 +233,7 @@ class Agent(nn.Module):
         self.obs_rms = RunningMeanStd((obs_dim,))
         self.return_rms = RunningMeanStd()
         self.actor = NormalActor(obs_dim, action_dim, 1.0 if args.std_min is None else 2.0 * args.std_min)
-        self.critic = mlp(obs_dim, 64, 64, 1, output_gain=1.0)
+        self.critic = mlp(obs_dim, *HIDDEN_SIZES, 1, output_gain=1.0)
 
     def normalize(self, obs: Tensor) -> Tensor:
         """Raw observations (..., obs_dim) to what the networks take."""

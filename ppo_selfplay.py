@@ -95,7 +95,7 @@ class Args:
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
     current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: the unbeaten more often
-    swap_steps: int = 0  # a game keeps its opponents for this many ghost steps, over all games; 0: for one game
+    swap_steps: int = 0  # a game keeps its opponents for this many steps of theirs, over all games; 0: for one game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn
     team_change: int | None = None  # learner steps of a turn, scaled so that cycles fill the run; default: ten turns
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
@@ -204,6 +204,9 @@ class RunningMeanStd(nn.Module):
         return ((x - self.mean) / self.std).clamp(-10.0, 10.0).float()
 
 
+HIDDEN_SIZES = (64, 64)  # units of the hidden layers of actor and critic
+
+
 def mlp(*sizes: int, output_gain: float) -> nn.Sequential:
     """Tanh network with orthogonal weights (Saxe et al. 2014, https://arxiv.org/abs/1312.6120) and zero biases."""
     layers: list[nn.Module] = []
@@ -220,7 +223,7 @@ class NormalActor(nn.Module):
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()
-        self.mean = mlp(obs_dim, 64, 64, action_dim, output_gain=0.01)
+        self.mean = mlp(obs_dim, *HIDDEN_SIZES, action_dim, output_gain=0.01)
         self.log_std = nn.Parameter(torch.zeros(action_dim))
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -255,7 +258,7 @@ class CategoricalActor(nn.Module):
     def __init__(self, obs_dim: int, branches: tuple[int, ...]) -> None:
         super().__init__()
         self.branches = list(branches)
-        self.logits = mlp(obs_dim, 64, 64, sum(self.branches), output_gain=0.01)
+        self.logits = mlp(obs_dim, *HIDDEN_SIZES, sum(self.branches), output_gain=0.01)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Observations (..., obs_dim) to the logits of all branches (..., sum of branches)."""
@@ -299,7 +302,7 @@ class Agent(nn.Module):
         self.obs_rms = RunningMeanStd((obs_dim,))
         self.return_rms = RunningMeanStd()
         self.actor = CategoricalActor(obs_dim, branches) if branches else NormalActor(obs_dim, action_dim)
-        self.critic = mlp(obs_dim, 64, 64, 1, output_gain=1.0)
+        self.critic = mlp(obs_dim, *HIDDEN_SIZES, 1, output_gain=1.0)
 
     def normalize(self, obs: Tensor) -> Tensor:
         """Raw observations (..., obs_dim) to what the networks take."""
@@ -554,7 +557,7 @@ def main(args: Args) -> Path:
 
     # --- environments, networks, storage ---
     if args.capture_video:
-        make_env(args, 1, render=True).close()  # a game that cannot be rendered is better known now than at the end
+        make_env(args, 1, render=True).close()  # fails now, not at the end, if the game cannot be rendered
     env = make_env(args, args.num_games)
     print(describe_teams(env))
     all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)

@@ -103,7 +103,7 @@ class Args:
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
     current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: the unbeaten more often
-    swap_steps: int = 0  # a game keeps its opponents for this many ghost steps, over all games; 0: for one game
+    swap_steps: int = 0  # a game keeps its opponents for this many steps of theirs, over all games; 0: for one game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn
     team_change: int | None = None  # learner steps of a turn, scaled so that cycles fill the run; default: ten turns
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
@@ -200,6 +200,9 @@ class RunningMeanStd(nn.Module):
         return ((x - self.mean) / self.std).clamp(-10.0, 10.0).float()
 
 
+HIDDEN_SIZES = (128, 128)  # units of the hidden layers of actor and critics
+
+
 def mlp(*sizes: int) -> nn.Sequential:
     """ReLU network with PyTorch's default initialisation."""
     layers: list[nn.Module] = []
@@ -213,7 +216,7 @@ class NormalActor(nn.Module):
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()
-        self.net, self.action_dim = mlp(obs_dim, 128, 128, 2 * action_dim), action_dim
+        self.net, self.action_dim = mlp(obs_dim, *HIDDEN_SIZES, 2 * action_dim), action_dim
 
     def forward(self, obs: Tensor) -> Tensor:
         """Normalised observations (..., obs_dim) to mean and log standard deviation (..., 2 * action_dim)."""
@@ -239,7 +242,7 @@ class CategoricalActor(nn.Module):
     def __init__(self, obs_dim: int, branches: tuple[int, ...]) -> None:
         super().__init__()
         self.branches = list(branches)
-        self.logits = mlp(obs_dim, 128, 128, sum(self.branches))
+        self.logits = mlp(obs_dim, *HIDDEN_SIZES, sum(self.branches))
 
     def forward(self, obs: Tensor) -> Tensor:
         """Observations (..., obs_dim) to the logits of all branches (..., sum of branches)."""
@@ -283,7 +286,7 @@ class TwinQNetwork(nn.Module):
     def __init__(self, input_dim: int, output_dim: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for fan_in, fan_out in itertools.pairwise((input_dim, 128, 128)):
+        for fan_in, fan_out in itertools.pairwise((input_dim, *HIDDEN_SIZES)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
         self.net = nn.Sequential(*layers, TwinLinear(fan_out, output_dim))
         assert all(len(x) == 2 for x in self.parameters()), "each critic needs a row: see TwinLayerNorm in docs/sac.md"
@@ -640,7 +643,7 @@ def main(args: Args) -> Path:
 
     # --- environments, networks, storage ---
     if args.capture_video:
-        make_env(args, 1, render=True).close()  # a game that cannot be rendered is better known now than at the end
+        make_env(args, 1, render=True).close()  # fails now, not at the end, if the game cannot be rendered
     env = make_env(args, args.num_games)
     if args.buffer_size < (rows := args.num_games * max(len(team.agents) for team in env.teams)):
         fail(f"--buffer-size takes at least a step of a team in all games, {rows} transitions, not {args.buffer_size}")
@@ -732,7 +735,7 @@ def main(args: Args) -> Path:
                 run.begin_anew()  # the games of the next learner begin with a reset and a seed, as after a checkpoint
 
             # log and evaluate
-            if run.due(args.log_freq, args.checkpoint_freq):  # a resumed run has nothing of before its checkpoint
+            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears the metrics: log them before it
                 metrics = {name: value.item() for name, value in update_metrics.items()}
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}

@@ -267,7 +267,7 @@ def write_page(path: Path, text: str) -> None:
 
 
 def cross_play_tables(groups: Groups, num_games: int, output: Path, formats: Sequence[str]) -> list[str]:
-    """Lets the final policies of each self-play experiment play each other, likeliest actions; Markdown of the tables.
+    """Lets the final policies of each self-play experiment play each other, by most likely actions; Markdown tables.
 
     Exits with one sentence if no self-play experiment has two runs, or their policies cannot meet.
     """
@@ -302,7 +302,7 @@ def cross_play_tables(groups: Groups, num_games: int, output: Path, formats: Seq
         result.write_csv(output / f"{name}.csv")
         for ending in formats:
             result.heat_map().savefig(output / f"{name}.{ending}", dpi=120)
-        rules = f"points of row against column in percent, likeliest actions, {num_games} games a pair"
+        rules = f"points of row against column in percent, most likely actions, {num_games} games a pair"
         title = f"{env_id}, {exp_name}: {rules}"
         texts.append(f"{title}\n\n```\n{result.text()}\n```")
     if not texts:

@@ -57,7 +57,7 @@ class Versus:
     games: int = 200
     """games of each pair of runs"""
     actions: tuple[Actions, ...] = ("likeliest", "sampled")
-    """what the policies play: their likeliest actions, or actions sampled as in training"""
+    """what the policies play: their most likely actions, or actions sampled as in training"""
     csv: Path | None = None
     """file for the raw numbers"""
 
@@ -157,7 +157,7 @@ def write_csv(path: Path | None, header: str, rows: list[list[Any]]) -> None:
 def print_scores(args: Scores) -> None:
     """A row for each experiment and game."""
     groups, rows = by_experiment(args.runs), []
-    print("| experiment | game | mean [95%], likeliest actions | runs | untrained | first, s (steps) |")
+    print("| experiment | game | mean [95%], most likely actions | runs | untrained | first, s (steps) |")
     print("|---|---|---|---|---|---|")
     for name, runs in groups.items():
         check_one_game([run.folder for run in runs])

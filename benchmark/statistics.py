@@ -80,7 +80,7 @@ def bootstrap_interval(
 
 
 def win_interval(probability: float, n: int, m: int) -> tuple[float, float]:
-    """Ends of the 95% score interval of P(X > Y) + P(X = Y) / 2 from n and m runs, which is not empty at 0 and 1.
+    """Ends of the 95% score interval of P(X > Y) + P(X = Y) / 2 from n and m runs; it has a width at 0 and 1, too.
 
     All probabilities that the observed one does not reject, by the variance of Hanley and McNeil (1982) with both
     numbers of runs replaced by their mean, as method 5 of Newcombe (2006, https://doi.org/10.1002/sim.2324).

@@ -246,7 +246,7 @@ def test_each_number_says_what_it_is(
         line = scores_line(text).removeprefix("scores: ")
         found = re.match(rf"(?:training Elo sumo \d+, )?{against}(.*)", line)
         assert found, line
-        assert found[1] == " (likeliest actions; means from 0 to 1: a win is 1, a draw 0.5)"
+        assert found[1] == " (most likely actions; means from 0 to 1: a win is 1, a draw 0.5)"
         table = (
             "cross-play, sampled actions: score of row against column in percent; ratings are fitted to this table, "
         )
@@ -254,7 +254,7 @@ def test_each_number_says_what_it_is(
         means = rf"{number} on average against older ones, {number} in the worst case"
         last = rf"^sumo: the last snapshot scores {means} \(sampled actions; from 0 to 1: a win is 1, a draw 0.5\)$"
         assert re.search(last, text, re.MULTILINE)
-    for flags, actions in (({}, "likeliest"), ({"deterministic": False}, "sampled")):
+    for flags, actions in (({}, "most likely"), ({"deterministic": False}, "sampled")):
         text = run_evaluation(selfplay, capsys, folder, **flags)
         assert f"({actions} actions; means from" in scores_line(text)
         assert "\ncross-play, sampled actions: " in text  # as snapshots have met each other
@@ -302,7 +302,7 @@ def test_against(selfplay: ModuleType, train_selfplay: Train, capsys: pytest.Cap
         line = run_evaluation(selfplay, capsys, first, against=second, eval_games=40)
         number = r"(\d\.\d{3})"
         whom = r"(?:the scripted sumo player (?=random|charge)|sumo of (?=/|runs))(.*)"
-        score = rf"score {number}, 95% interval \[{number}, {number}\], from 20 seeds, likeliest actions\n"
+        score = rf"score {number}, 95% interval \[{number}, {number}\], from 20 seeds, most likely actions\n"
         found = re.fullmatch(rf"sumo of (.*) against {whom}: {score}", line)
         assert found
         assert found.groups()[:2] == (str(first), second)

@@ -35,7 +35,7 @@ def ppo_changes() -> dict[str, list[Edit]]:
     """The changes of docs/ppo.md."""
     wider, norm = code("ppo", "A wider network"), code("ppo", "Layer normalisation, or another activation")
     layer, actor = "layers += [layer] if is_output else [layer, nn.Tanh()]", "self.actor.mean.parameters()"
-    critic = "self.critic = mlp(obs_dim, 64, 64, 1, output_gain=1.0)"
+    critic = "self.critic = mlp(obs_dim, *HIDDEN_SIZES, 1, output_gain=1.0)"
     script = (ROOT / "ppo_continuous.py").read_text()
     acting = "is_known = all(" + script.split("is_known = all(")[1].split("        return act\n")[0]
     assert actor in acting
@@ -43,7 +43,7 @@ def ppo_changes() -> dict[str, list[Edit]]:
     optimizer, sgd = "optimizer = Adam(", code("sac", "Another optimiser")
     rate = "optimizer = Adam(agent.parameters(), args.learning_rate, 0.9, 0.999, 1e-5)"
     return {
-        "wider": [("self.mean = mlp(obs_dim, 64, 64, action_dim, output_gain=0.01)", wider[0]), (critic, wider[1])],
+        "wider": [("HIDDEN_SIZES = (64, 64)  # units of the hidden layers of actor and critic", wider[0])],
         "loss": [(f"clipped_values = {loss}", block(code("ppo", "Another loss")) + "\n")],
         "flag": [before("std_min: float | None = 0.2", block(code("ppo", "A new flag")))],
         "wrapper": [before("if not isinstance(env.observation_space", block(code("ppo", "An environment wrapper")))],
@@ -66,7 +66,6 @@ def sac_changes() -> dict[str, list[Edit]]:
     """The changes of docs/sac.md."""
     wider, norm = code("sac", "A wider network"), code("sac", "Layer normalisation in the critics")
     sgd = code("sac", "Another optimiser")
-    loop = "for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, 256, 256)):"
     rate = "group, learning_rates[name]"
     adam = f"Adam({rate}, 0.9, 0.999, 1e-8)"
     classes = {"SGD": block(sgd[:14]), "RMSprop": block(sgd[14:])}
@@ -75,7 +74,7 @@ def sac_changes() -> dict[str, list[Edit]]:
     norm_lines = [f'metrics["losses/{name}_grad_norm"] = gradient.norm()' for name in ("qf", "actor")]
     twos = ["torch.empty(2, fan_in, fan_out)", "torch.empty(2, 1, fan_out)", "len(x) == 2", ".expand(2, -1, -1)"]
     return {
-        "wider": [("self.net = mlp(obs_dim, 256, 256, 2 * action_dim)", wider[0]), (loop, wider[1])],
+        "wider": [("HIDDEN_SIZES = (256, 256)  # units of the hidden layers of actor and critics", wider[0])],
         "loss": [("qf_losses = (qf_values - td_target).square().mean(1)", code("sac", "Another loss")[0])],
         "flag": [before("autotune: bool = True", block(code("sac", "A new flag")))],
         "wrapper": [before("if not isinstance(env.observation_space", block(code("sac", "An environment wrapper")))],

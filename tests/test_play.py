@@ -111,7 +111,7 @@ def test_a_game_of_sumo(
     assert ["10", "you: left   ", "0 games   arrows or WASD: push"] in texts
     assert texts[-1][1] == "you: right   you have lost   Space: next game   Tab: other team   Esc: end"
     assert texts[-1][2].startswith("2 games, score 0.00   ")
-    said = f"you against {folder} (likeliest actions): 2 games, score 0.00\n"
+    said = f"you against {folder} (most likely actions): 2 games, score 0.00\n"
     assert capsys.readouterr().out.endswith(said)
     # The same two games by hand: the person pushes along the picture's x, the policy acts alone.
     agent, played = agents["sumo"], list(actions)
@@ -159,7 +159,7 @@ def test_turns_wait_for_a_legal_number(
     assert actions[0][0].tolist() == [[8]]
     assert actions[1][0].tolist() == [[0]]  # the policy's turn: the person is idle
     assert len(actions) == 2
-    assert capsys.readouterr().out.endswith("(likeliest actions): 0 games\n")
+    assert capsys.readouterr().out.endswith("(most likely actions): 0 games\n")
 
 
 def test_a_team_of_two(

@@ -191,7 +191,7 @@ def test_same_seed_same_weights(selfplay: ModuleType, train_selfplay: Train) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["sumo", "mpe2.simple_push_v3"])
 def test_evaluation_does_not_touch_the_training(selfplay: ModuleType, env_id: str, train_selfplay: Train) -> None:
-    """Off or often, by samples or the likeliest actions, with statistics that would drift if they were not frozen."""
+    """Off or often, by samples or the most likely actions, with statistics that would drift if they were not frozen."""
     flags = {"env_id": env_id, "norm_obs": True, "team_change": 128}
     plain = all_weights(train_selfplay(selfplay, **flags))
     for changes in (
@@ -304,7 +304,7 @@ def test_next_command_runs_as_printed(
         rf"sumo of {folder.relative_to(folder.parent.parent)} against the scripted sumo player centre: score {number}, "
     )
     assert re.match(
-        line + rf"95% interval \[{number}, {number}\], from \d+ seeds, likeliest actions\n", capsys.readouterr().out
+        line + rf"95% interval \[{number}, {number}\], from \d+ seeds, most likely actions\n", capsys.readouterr().out
     )
     (video,) = (folder / "videos").glob("*.mp4")
     assert iio.imread(video).std() > 1

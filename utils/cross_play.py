@@ -233,7 +233,7 @@ class CrossPlay:
     high: np.ndarray
     """each (n,)"""
     deterministic: bool = False
-    """whether policies took their likeliest actions; else they sampled"""
+    """whether policies took their most likely actions; else they sampled"""
 
     @property
     def labels(self) -> list[str]:

@@ -952,7 +952,7 @@ def compiled(function: FunctionT, *example: Any) -> FunctionT:
 
 def name_actions(deterministic: bool) -> str:
     """How policies act in an evaluation, in words that stand beside their score."""
-    return "likeliest actions" if deterministic else "sampled actions"
+    return "most likely actions" if deterministic else "sampled actions"
 
 
 def describe(metrics: Mapping[str, float], deterministic: bool = True) -> str:

@@ -156,8 +156,8 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
     Actions outside of [-1, 1] are clipped for the task alone. Returns obs, final_obs (num_envs, obs_dim), rewards,
-    terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next:
-    environments are reset in the step that ends an episode, so there `obs` is the first one of the next episode.
+    terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next.
+    They differ where an episode ended: there the environment was reset, and `obs` begins the next episode.
     """
     space = envs.single_action_space
     assert isinstance(space, gym.spaces.Box), "--env-id takes a task with a Box action space"
@@ -675,7 +675,7 @@ def main(args: Args) -> Path:
                 counters["num_updates"] += 1
 
             # log and evaluate
-            if run.due(args.log_freq, args.checkpoint_freq):  # before a checkpoint clears what `record` has collected
+            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears the metrics: log them before it
                 metrics = {name: value.item() for name, value in update_metrics.items()}
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}

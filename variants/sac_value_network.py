@@ -124,8 +124,8 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
     Actions outside of [-1, 1] are clipped for the task alone. Returns obs, final_obs (num_envs, obs_dim), rewards,
-    terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next:
-    environments are reset in the step that ends an episode, so there `obs` is the first one of the next episode.
+    terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next.
+    They differ where an episode ended: there the environment was reset, and `obs` begins the next episode.
     """
     space = envs.single_action_space
     assert isinstance(space, gym.spaces.Box), "--env-id takes a task with a Box action space"
@@ -172,6 +172,9 @@ class RunningMeanStd(nn.Module):
         return ((x - self.mean) / self.std).clamp(-10.0, 10.0).float()
 
 
+HIDDEN_SIZES = (256, 256)  # units of the hidden layers of actor and critics
+
+
 def mlp(*sizes: int) -> nn.Sequential:
     """ReLU network with PyTorch's default initialisation."""
     layers: list[nn.Module] = []
@@ -185,7 +188,7 @@ class NormalActor(nn.Module):
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()
-        self.net = mlp(obs_dim, 256, 256, 2 * action_dim)
+        self.net = mlp(obs_dim, *HIDDEN_SIZES, 2 * action_dim)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised observations (..., obs_dim) to mean and log standard deviation (..., action_dim) before tanh."""
@@ -215,7 +218,7 @@ class TwinQNetwork(nn.Module):
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, 256, 256)):
+        for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, *HIDDEN_SIZES)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
         self.net = nn.Sequential(*layers, TwinLinear(fan_out, 1))
         assert all(len(x) == 2 for x in self.parameters()), "each critic needs a row: see TwinLayerNorm in docs/sac.md"
@@ -236,7 +239,7 @@ class Agent(nn.Module):
         self.actor = NormalActor(obs_dim, action_dim)
         self.qf = TwinQNetwork(obs_dim, action_dim)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
-        self.vf = mlp(obs_dim, 256, 256, 1)
+        self.vf = mlp(obs_dim, *HIDDEN_SIZES, 1)
         self.vf_target = copy.deepcopy(self.vf).requires_grad_(False)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
@@ -535,7 +538,7 @@ def main(args: Args) -> Path:
             global_step += stride  # now the number of steps after this iteration
 
             # store
-            buffer.add(prev_obs, actions, rewards, final_obs, terminations)  # a time limit ends no future: not stored
+            buffer.add(prev_obs, actions, rewards, final_obs, terminations)  # not truncations: targets bootstrap there
             run.record(rewards, terminations | truncations)
 
             # update
@@ -545,7 +548,7 @@ def main(args: Args) -> Path:
                 counters["num_updates"] += 1
 
             # log and evaluate
-            if run.due(args.log_freq, args.checkpoint_freq):  # before a checkpoint clears what `record` has collected
+            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears the metrics: log them before it
                 metrics = {name: value.item() for name, value in update_metrics.items()}
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}
