@@ -37,10 +37,16 @@ case $1 in
         num_seeds=5 ppo ppo_reference_others "$others" $reference
         report ppo_others sweeps/ppo_{continuous,reference}_others/runs/* --normalize-by ppo_continuous_others
         ;;
-    sac) # beside the published curves; two hours of one thread a run
-        sweep --script "$repository/sac_continuous.py" --env-ids HalfCheetah-v5 Hopper-v5 Walker2d-v5 --seeds 201 202 203 --workers 2 \
-            --folder sweeps/sac -- --total-timesteps 1000000 --eval-freq 20000 --no-cuda
-        report sac sweeps/sac/runs/* --published "$repository/benchmark/published_curves.csv" --published-algorithms sac
+    sac) # beside the published curves and Stable-Baselines3; two hours of one thread for a million steps
+        sac_long() { # SCRIPT TASKS STEPS SEEDS
+            sweep --script "$repository/$1.py" --env-ids $2 --seeds $4 --workers 2 --folder "sweeps/$(basename "$1")" \
+                -- --total-timesteps "$3" --eval-freq 20000 --no-cuda
+        }
+        sac_long sac_continuous "HalfCheetah-v5 Hopper-v5 Walker2d-v5" 1000000 "201 202 203"
+        sac_long sac_continuous "Ant-v5 Humanoid-v5" 300000 "201 202 203"
+        sac_long benchmark/sb3_sac "HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 Humanoid-v5" 300000 201
+        report sac sweeps/{sac_continuous,sb3_sac}/runs/* --published "$repository/benchmark/published_curves.csv" \
+            --published-algorithms sac --labels sac_continuous=SAC sb3_sac="Stable-Baselines3's SAC"
         ;;
     sac_recipe) # SAC's defaults and one change to them at a time, twenty-five minutes
         sac() { # EXPERIMENT SCRIPT FLAGS

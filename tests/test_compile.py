@@ -27,6 +27,8 @@ agent = script.Agent(make_vector(AutoresetMode.SAME_STEP, 1), args)
 agent.obs_rms.update(torch.randn(100, 2) * 3 + 5)
 obs, actions, rows = torch.randn(2, 64, 2) * 3 + 5, torch.randn(64, 1).tanh(), torch.randn(4, 64)
 batch = (obs[0], actions, rows[0], obs[1], (rows[1] > 1).float()) if is_sac else (obs[0], actions, *rows)
+if hasattr(agent, "streams"):  # a transition also has next_obs, and as many demonstrations follow
+    batch = (*batch, obs[1], obs[1], actions.flip(0), rows[2], obs[0], (rows[3] > 1).float(), obs[0])
 """
 SELFPLAY = """
 from utils.team_env import make_team_env
@@ -69,6 +71,8 @@ def run(words: list[str], folder: Path, **variables: str) -> subprocess.Complete
 CASES: list[tuple[str, dict[str, object]]] = [
     ("ppo_continuous", {"ent_coef": 0.1}),
     ("sac_continuous", {"norm_obs": True, "autotune": False}),
+    ("variants.sac_value_network", {"autotune": True}),
+    ("variants.sac_rewards", {"streams": "extrinsic,curiosity,rnd,gail"}),
     ("ppo_selfplay", {}),
     ("ppo_selfplay", {"env_kwargs": {"actions": "multidiscrete"}}),
     ("sac_selfplay", {}),
@@ -78,13 +82,13 @@ CASES: list[tuple[str, dict[str, object]]] = [
 
 def compare(name: str, flags: dict[str, object], device: str, folder: Path) -> None:
     """Demands the same gradients and metrics on this device; one graph each, compiled with an example of zeros."""
-    words = f"script, flags, is_sac = importlib.import_module({name!r}), {flags!r}, {name.startswith('sac')}\n"
+    words = f"script, flags, is_sac = importlib.import_module({name!r}), {flags!r}, {'sac' in name}\n"
     tolerances = (1e-4, 1e-5) if device == "cpu" else (1e-3, 1e-4)  # a GPU adds in another order
     words += f"device, rtol, atol = {device!r}, *{tolerances}\n"
-    code = START + words + (SINGLE if name.endswith("continuous") else SELFPLAY) + COMPARE
+    code = START + words + (SELFPLAY if name.endswith("selfplay") else SINGLE) + COMPARE
     result = run(["-c", code], folder)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("compiled it in") == 1 + name.startswith("sac"), result.stdout + result.stderr
+    assert result.stdout.count("compiled it in") == 1 + ("sac" in name), result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(("name", "flags"), CASES)

@@ -19,6 +19,7 @@ from conftest import assert_same_weights, read_scalars
 from test_sac_update import make_optimizers, squashed
 from torch import Tensor, nn
 
+import ppo_continuous
 import sac_continuous
 from utils.demonstrations import load_demonstrations
 
@@ -27,6 +28,8 @@ ROOT = Path(__file__).parent.parent
 TINY: dict[str, Any] = {"env_id": "Pendulum-v1", "eval_freq": 0, "eval_episodes": 2, "cuda": False, "compile": False}
 TINY |= {"total_timesteps": 240, "learning_starts": 120, "batch_size": 16, "log_freq": 40, "updates_per_step": 0.25}
 TINY |= {"buffer_size": 200, "num_envs": 2, "checkpoint_freq": 80, "streams": "extrinsic,curiosity:0.5,rnd:2:0.9"}
+TINY_PPO: dict[str, Any] = {"env_id": "Pendulum-v1", "total_timesteps": 128, "num_envs": 1, "num_steps": 64}
+TINY_PPO |= {"eval_episodes": 1, "cuda": False, "compile": False, "eval_freq": 0}
 ALL = "extrinsic:0.7,curiosity:0.5:0.8,rnd:2:0.9,gail:3:0.95"
 
 
@@ -69,7 +72,7 @@ def make_batch(n: int = 8) -> tuple[Tensor, ...]:
     batch: tuple[Tensor, ...] = ()
     for _ in range(2):
         over = (torch.arange(n) % 3 == 0).float()
-        batch += torch.randn(n, 2), torch.rand(n, 1) * 2 - 1, torch.randn(n), torch.randn(n, 2), over
+        batch += torch.randn(n, 2), torch.rand(n, 1) * 2 - 1, torch.randn(n), torch.randn(n, 2), over, torch.randn(n, 2)
     return batch
 
 
@@ -122,7 +125,8 @@ def test_rnd() -> None:
     assert loss.item() == pytest.approx(np.mean(errors), rel=1e-5)
     assert absorbing.item() == 0.0
     changed = list(batch)
-    changed[0], changed[1], changed[2], changed[4] = (torch.randn_like(batch[i]) for i in (0, 1, 2, 4))
+    for i in (0, 1, 2, 4, 5):
+        changed[i] = torch.randn_like(batch[i])
     assert torch.equal(stream(tuple(changed))[0], rewards)  # of nothing but the next observation
 
 
@@ -141,7 +145,7 @@ def test_gail() -> None:
     end = np.array([0.0, 0.0, 0.0, 1.0])
     losses = []
     for i in range(8):
-        own, shown = (np.array([*normalized(stream, batch[j][i]), batch[j + 1][i].item(), 0.0]) for j in (0, 5))
+        own, shown = (np.array([*normalized(stream, batch[j][i]), batch[j + 1][i].item(), 0.0]) for j in (0, 6))
         assert rewards[i].item() == pytest.approx(-math.log(1.0 - d(own)), rel=1e-4)
         total = -math.log(1.0 - d(own)) - math.log(d(shown))
         total -= math.log(1.0 - d(end)) if i % 3 == 0 else 0.0
@@ -183,8 +187,8 @@ def test_gail_tells_what_it_has_been_shown() -> None:
         optimizer = torch.optim.Adam(stream.discriminator.parameters(), lr=1e-2)
         for _ in range(150):
             batch = list(make_batch(32))
-            batch[6], batch[4], batch[9] = (
-                batch[6].abs(),
+            batch[7], batch[4], batch[10] = (
+                batch[7].abs(),
                 torch.full((32,), 1.0 - shown_end),
                 torch.full((32,), shown_end),
             )
@@ -227,7 +231,7 @@ def test_td_target_of_each_stream_by_hand() -> None:
     Extrinsic: nothing after a termination. Curiosity and RND: as if there were none. GAIL: the absorbing state.
     """
     agent, _ = make_agent(alpha=0.3)
-    _, _, _, next_obs, terminations = make_batch()[:5]
+    _, _, _, _, terminations, next_obs = make_batch()[:6]
     with torch.no_grad():
         for x in agent.qf_target.parameters():
             x.add_(0.1 * torch.randn_like(x))
@@ -271,7 +275,7 @@ class Reference:
 
     def update(self, batch: tuple[Tensor, ...]) -> None:
         """Streams and critics, policy, entropy coefficient, targets."""
-        agent, (obs, actions, rewards, next_obs, terminations) = self.agent, batch[:5]
+        agent, (obs, actions, rewards, _, terminations, next_obs) = self.agent, batch[:6]
         strengths, gammas = (0.7, 0.5, 2.0, 3.0), (0.99, 0.8, 0.9, 0.95)
         alpha = agent.log_alpha.exp().item()
         next_actions, next_log_prob = self.policy(next_obs)
@@ -333,8 +337,8 @@ def test_streams_do_not_disturb_the_rest() -> None:
     one, two = make_optimizers(alone, lr=1e-3), make_optimizers(both, lr=1e-3)
     for step in range(3):
         batch = make_batch(16)
-        script.update(alone, one, batch[:5], args, step)
-        script.update(both, two, batch[:5], other_args, step)
+        script.update(alone, one, batch[:6], args, step)
+        script.update(both, two, batch[:6], other_args, step)
     torch.testing.assert_close(alone.streams["rnd"].state_dict(), both.streams["rnd"].state_dict())
 
 
@@ -367,7 +371,7 @@ def test_statistics_of_the_streams() -> None:
     rng = np.random.default_rng(0)
     for shift, buffer in enumerate(buffers):
         obs = rng.normal(5.0 * shift, 1.0 + shift, (10, 2))
-        buffer.add(obs, obs[:, :1], obs[:, 0], obs + 100.0, obs[:, 0])
+        buffer.add(obs, obs[:, :1], obs[:, 0], obs + 100.0, obs[:, 0], obs + 100.0)
     for stream in agent.streams.values():
         stream.obs_rms = script.RunningMeanStd((2,))
     agent.fix_statistics(buffers)
@@ -401,13 +405,33 @@ def test_minibatches_have_as_many_demonstrations(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(script, "update", spy)
     train(streams="gail", demonstrations=path, total_timesteps=160)
     with np.load(path) as arrays:
-        rows = np.column_stack([arrays[x] for x in ("obs", "actions", "rewards", "final_obs", "terminations")])
+        names = ("obs", "actions", "rewards", "final_obs", "terminations", "final_obs")
+        rows = np.column_stack([arrays[x] for x in names])
     shown = set(map(tuple, rows.astype(np.float32).tolist()))
     assert len(batches) == 10
     for batch in batches:
-        own, others = (torch.cat([x.reshape(16, -1) for x in part], 1).tolist() for part in (batch[:5], batch[5:]))
+        own, others = (torch.cat([x.reshape(16, -1) for x in part], 1).tolist() for part in (batch[:6], batch[6:]))
         assert set(map(tuple, others)) <= shown
         assert not set(map(tuple, own)) & shown
+
+
+def test_what_is_stored_after_a_termination(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last observation of the episode, and the first one of the next; elsewhere they are the same."""
+    rows, add = list[np.ndarray](), script.ReplayBuffer.add
+
+    def spy(buffer: Any, *columns: np.ndarray) -> None:
+        rows.extend(np.concatenate([x.reshape(len(x), -1) for x in columns], axis=1))
+        add(buffer, *columns)
+
+    monkeypatch.setattr(script.ReplayBuffer, "add", spy)
+    train(env_id="Uneven-v0", total_timesteps=130, num_envs=1, checkpoint_freq=0)
+    data = np.array(rows)
+    final_obs, over, next_obs = data[:, 4:6], data[:, 6] == 1.0, data[:, 7:]
+    assert over.sum() > 10
+    np.testing.assert_array_equal(next_obs[~over], final_obs[~over])
+    np.testing.assert_array_equal(next_obs[:-1], data[1:, :2])
+    assert (next_obs[over][:, 1] == 0.0).all()
+    assert (final_obs[over][:, 1] > 1.0).all()
 
 
 KILLED = """
@@ -484,6 +508,8 @@ def test_streams(streams: str, expected: dict[str, tuple[float, float]]) -> None
         ({"streams": "rnd:1:1.1"}, "--streams takes NAME"),
         ({"streams": "rnd:1:0.9:2"}, "--streams takes NAME"),
         ({"streams": "gail:1:1", "demonstrations": "x.npz"}, "--streams takes NAME"),
+        ({"streams": "extrinsic:1:1,rnd:1:1"}, "--streams takes NAME"),
+        ({"streams": "curiosity", "gamma": 1.0}, "--streams takes NAME"),
         ({"streams": "extrinsic"}, "--streams takes at least one stream beside extrinsic"),
         ({"streams": "gail"}, "--demonstrations takes"),
         ({"demonstrations": "x.npz"}, "--demonstrations takes"),
@@ -600,9 +626,40 @@ def test_a_damaged_byte_of_the_demonstrations(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.count("error: --demonstrations takes a file") == refused
 
 
+def test_demonstrations_of_ppo() -> None:
+    """Its deterministic actions, clipped to [-1, 1] as the task gets them."""
+    folder = ppo_continuous.main(ppo_continuous.Args(**TINY_PPO))
+    args = ppo_continuous.Args(**TINY_PPO)
+    agent = ppo_continuous.Agent(ppo_continuous.make_envs(args, 1), args)
+    ppo_continuous.load_model(folder, {"agent": agent})
+    bias: Any = agent.actor.mean[-1].bias
+    bias.data.fill_(0.97)
+    model = torch.load(folder / "model.pt", weights_only=True)
+    torch.save(model | {"agent": agent.state_dict()}, folder / "model.pt")
+    script.main(script.parse_args(script.Args, ["--record-demonstrations", str(folder), "--eval-episodes", "2"]))
+    with np.load(folder / "demonstrations.npz") as arrays:
+        np.testing.assert_allclose(arrays["actions"], agent.policy()(arrays["obs"]).clip(-1.0, 1.0), rtol=1e-5)
+        assert 0 < (arrays["actions"] == 1.0).sum() < arrays["actions"].size
+    train(streams="gail", demonstrations=str(folder / "demonstrations.npz"))
+
+
+def test_a_run_goes_on_from_moved_demonstrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another working folder, and with the file elsewhere."""
+    folder = train(streams="gail", demonstrations=make_demonstrations(), total_timesteps=160).resolve()
+    Path("other").mkdir()
+    monkeypatch.chdir("other")
+    script.main(script.parse_args(script.Args, ["--resume", str(folder), "--total-timesteps", "200"]))
+    Path("../demonstrations.npz").rename("moved.npz")
+    words = ["--resume", str(folder), "--total-timesteps", "240"]
+    with pytest.raises(SystemExit):
+        script.main(script.parse_args(script.Args, words))
+    script.main(script.parse_args(script.Args, [*words, "--demonstrations", "moved.npz"]))
+    assert torch.load(folder / "checkpoint.pt", weights_only=True)["global_step"] == 240
+
+
 def test_no_demonstrations_of_other_scripts(capsys: pytest.CaptureFixture[str]) -> None:
-    """A policy with memory, or of PPO."""
-    for name in ("ppo_continuous.py", "sac_recurrent.py", "toy.py"):
+    """A policy with memory, or with pictures."""
+    for name in ("sac_pixels.py", "sac_recurrent.py", "toy.py"):
         Path(name).mkdir()
         (Path(name) / "args.json").write_text(json.dumps({"script": name}))
         with pytest.raises(SystemExit) as error:

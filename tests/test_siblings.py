@@ -42,7 +42,7 @@ MAY_DIFFER = {
     }
     | {"update", "evaluate", "main"},
     ("sac_continuous", "variants/sac_rewards"): {"Args", "check_args", "TwinQNetwork", "Agent", "compute_td_target"}
-    | {"compute_qf_loss", "compute_actor_loss", "compute_qf_gradient", "update", "main"},
+    | {"ReplayBuffer", "compute_qf_loss", "compute_actor_loss", "compute_qf_gradient", "update", "main"},
     ("sac_continuous", "variants/sac_crossq"): {
         "Args",
         "NormalActor",

@@ -19,7 +19,7 @@ import pytest
 import test_sac_pixels  # noqa: F401 (registers its tasks)
 import test_sac_rewards  # noqa: F401 (likewise)
 import torch
-from conftest import load_file, load_weights
+from conftest import assert_same_weights, load_file, load_weights
 from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode
 from test_checkpoints import LIVELY, assert_same, everything, kill, only_run, run, start, wait_for
@@ -47,7 +47,7 @@ MAY_DIFFER = {
     }
     | {"compute_td_target", "compute_actor_loss", "compute_qf_gradient", "compute_actor_gradient", "evaluate", "main"},
     "sac_rewards": {"Args", "check_args", "TwinQNetwork", "Agent", "compute_td_target", "compute_qf_loss"}
-    | {"compute_actor_loss", "compute_qf_gradient", "update", "main"},
+    | {"ReplayBuffer", "compute_actor_loss", "compute_qf_gradient", "update", "main"},
     "sac_ray": {"Args", "check_args", "RunningMeanStd", "main"},
     "sac_crossq": {"Args", "NormalActor", "TwinQNetwork", "Agent", "compute_td_target", "compute_qf_loss", "main"}
     | {"compute_actor_loss", "compute_qf_gradient", "update"},
@@ -285,6 +285,16 @@ def test_an_evaluation_counts_each_episode_to_its_end(name: str) -> None:
     assert metrics == pytest.approx(expected | {"eval/length_mean": np.mean(lengths)})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sac_value_network", "sac_rewards"])
+def test_evaluations_leave_the_training_alone(name: str) -> None:
+    """A run with many evaluations saves the agent of a run without; the other variants have tests of their own."""
+    for eval_freq in (30, 0):
+        assert run(load_script(name), *words(name, total_timesteps=300, eval_freq=eval_freq)) == 0
+        only_run().rename(f"every {eval_freq}")
+    assert_same_weights(Path("every 30"), Path("every 0"))
+
+
 @pytest.mark.parametrize("name", ["sac_value_network", "sac_rewards", "sac_crossq", "sac_recurrent"])
 def test_the_normalisation_is_shared(name: str) -> None:
     """With --norm-obs, gradients on raw observations are those without it on observations normalised by hand.
@@ -305,7 +315,8 @@ def test_the_normalisation_is_shared(name: str) -> None:
     ends += (torch.ones(*shape, agent.forget(1).shape[1]),) if name == "sac_recurrent" else ()  # what is remembered
     mean, std = agent.obs_rms.mean, (agent.obs_rms.var + 1e-8).sqrt()
     by_hand = ((x - mean) / std for x in (obs, next_obs))
-    raw, normalized = ((o, *other, n, *ends) for o, n in ((obs, next_obs), tuple(x.float() for x in by_hand)))
+    pairs, twice = ((obs, next_obs), tuple(x.float() for x in by_hand)), name == "sac_rewards"  # final_obs and next_obs
+    raw, normalized = ((o, *other, n, *ends, *([n] * twice)) for o, n in pairs)
     noise, size = torch.randn(*shape, 1), sum(x.numel() for x in agent.qf.parameters())
     size = size if name == "sac_rewards" else None  # the streams' networks come after the critics
     for function in (script.compute_qf_gradient, script.compute_actor_gradient):

@@ -13,25 +13,26 @@ MAX_EPISODE_STEPS = 10_000  # an episode is cut off there
 
 
 def record_demonstrations(folder: Path, num_episodes: int, seed: int) -> None:
-    """Plays the deterministic policy of a run of `sac_continuous.py` or of a variant, and writes its transitions.
+    """Plays the deterministic policy of a run of a single-agent script or variant, and writes its transitions.
 
     `folder`/demonstrations.npz then holds obs, final_obs (n, obs_dim), actions (n, action_dim) in [-1, 1], rewards and
     terminations (n,), and the undiscounted returns (num_episodes,). Exits with one sentence if there is no such policy.
     """
     script: Any = load_script("--record-demonstrations", folder)
-    if not hasattr(script, "ReplayBuffer") or not hasattr(script, "step_envs") or hasattr(script, "Memory"):
-        takes = "--record-demonstrations takes a run of sac_continuous.py or of a variant of it without a memory"
+    if not hasattr(script, "step_envs") or hasattr(script, "Memory") or hasattr(script, "Pixels"):
+        takes = "--record-demonstrations takes a run of one agent without memory and pictures"
         fail(f"{takes}, and {folder} is one of {Path(script.__file__).name}")
     args = script.Args(**read_args(script.Args, folder, "record-demonstrations", script.LIMITS))
     args = args if args.vectorization == "native" else replace(args, vectorization="sync")
     envs = script.make_envs(args, num_episodes)
     agent = script.Agent(envs, args)
     load_model(folder, {"agent": agent}, "record-demonstrations")
+    act = agent.policy() if hasattr(agent, "policy") else agent.act  # PPO has `policy`, SAC has not
     obs, _ = envs.reset(seed=(2_000_000 + seed * num_episodes) % 2**31)
     running, columns = np.ones(num_episodes, dtype=bool), list[list[np.ndarray]]()
     returns = np.zeros(num_episodes)
     for _ in range(MAX_EPISODE_STEPS):
-        actions = agent.act(obs)
+        actions = act(obs).clip(-1.0, 1.0)
         next_obs, final_obs, rewards, terminations, truncations = script.step_envs(envs, actions)
         columns.append([x[running] for x in (obs, actions, rewards, final_obs, terminations)])
         returns += rewards * running

@@ -91,7 +91,7 @@ def warn(message: str) -> None:
 
 MAY_CHANGE = {  # arguments of a saved run that the command line may change
     "resume": ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity", "capture_video")
-    + ("address", "num_workers", "worker_cpus"),
+    + ("address", "num_workers", "worker_cpus", "demonstrations"),
     "evaluate": ("seed", "eval_episodes", "capture_video", "eval_games", "cross_play_games", "cross_play_snapshots")
     + ("deterministic", "against", "exploitability", "initialize_from", "policy", "play"),
 }

@@ -6,8 +6,8 @@ The streams are those of ML-Agents. How it differs from `sac_continuous.py`:
   https://arxiv.org/abs/1606.03476) rewards what looks like the demonstrations. `extrinsic` is the task's own reward.
 - The critics have a head for each stream (`TwinQNetwork`), with its own target (`compute_td_target`). The actor
   maximises the sum of the heads. The entropy bonus is in the extrinsic head alone, which is always there.
-- A termination ends the extrinsic return. It does not end that of `curiosity` and `rnd`. In `gail` an absorbing state
-  follows, whose reward is learned (Kostrikov et al. 2019, https://arxiv.org/abs/1809.02925).
+- A termination ends the extrinsic return. Those of `curiosity` and `rnd` go on in the next episode. In `gail` an
+  absorbing state follows, whose reward is learned (Kostrikov et al. 2019, https://arxiv.org/abs/1809.02925).
 - Intrinsic rewards are computed anew when sampled, and divided by their running mean (`compute_rewards`).
 - Observations are normalised for `curiosity` and `rnd` by statistics of the first random steps, and for `gail` by those
   of the demonstrations. The statistics stay fixed, so RND's random target does too.
@@ -120,10 +120,10 @@ def parse_streams(args: Args) -> dict[str, tuple[float, float]]:
             name, *numbers = *word.split(":"), *defaults[word.count(":") :]  # those that the word does not have
             strength, gamma = map(float, numbers)
             is_sound = name in STREAMS and name not in streams and 0.0 <= strength < math.inf
-            if not is_sound or not 0.0 <= gamma <= 1.0 or (name, gamma) == ("gail", 1.0):
-                raise ValueError
+            if not is_sound or not 0.0 <= gamma <= 1.0 or (gamma == 1.0 and name != "extrinsic"):
+                raise ValueError  # the others' returns do not end: without a discount they have no finite value
         except ValueError:
-            takes = f"each of {', '.join(STREAMS)} once, with commas; a gamma is from 0 to 1, and below 1 for gail"
+            takes = f"each of {', '.join(STREAMS)} once, with commas; a gamma is below 1, or 1 for extrinsic"
             fail(f"--streams takes NAME, NAME:STRENGTH or NAME:STRENGTH:GAMMA, {takes}; {word} is none")
         streams[name] = strength, gamma
     return {"extrinsic": (0.0, args.gamma)} | streams
@@ -317,13 +317,12 @@ class GAIL(nn.Module):
 
         A terminated episode adds a step in the absorbing state to its side (Kostrikov et al. 2019).
         """
-        obs, actions, _, _, terminations, expert_obs, expert_actions, _, _, expert_terminations = batch
+        obs, actions, _, _, terminations, _ = batch[:6]
+        expert_obs, expert_actions, _, _, expert_terminations, _ = batch[6:]
         policy = F.pad(torch.cat([self.obs_rms.normalize(obs), actions], dim=1), (0, 1))
         expert = F.pad(torch.cat([self.obs_rms.normalize(expert_obs), expert_actions], dim=1), (0, 1))
         absorbing, n = F.pad(torch.zeros_like(policy[:1, 1:]), (0, 1), value=1.0), len(policy)
-        mix = torch.linspace(0.0, 1.0, n, device=policy.device)[
-            :, None
-        ]  # 0 to 1 in order: the pairs are random already
+        mix = torch.linspace(0.0, 1.0, n, device=policy.device)[:, None]  # in order: the pairs are random already
         mixed = torch.lerp(policy, expert, mix).requires_grad_()
         logits = self.discriminator(torch.cat([policy, expert, absorbing, mixed])).squeeze(1)
         policy_logits, expert_logits, end_logit, mixed_logits = logits.split([n, n, 1, n])
@@ -388,13 +387,13 @@ class ReplayBuffer:
     """The last `capacity` transitions. Each is one row of `data`, so a minibatch is a single `index_select`."""
 
     def __init__(self, capacity: int, obs_dim: int, action_dim: int, device: torch.device) -> None:
-        self.widths = [obs_dim, action_dim, 1, obs_dim, 1]
+        self.widths = [obs_dim, action_dim, 1, obs_dim, 1, obs_dim]
         self.data = torch.empty((capacity, sum(self.widths)), device=device)
         self.total = 0  # transitions stored so far: transition i is in row i % capacity
         self.columns = {"rows": self.data}  # what checkpoints hold, by name
 
     def add(self, *columns: np.ndarray) -> None:
-        """Stores n transitions: obs, actions, rewards, final_obs and terminations (n, ...)."""
+        """Stores n transitions: obs, actions, rewards, final_obs, terminations and next_obs (n, ...)."""
         flat = [column.reshape(len(column), -1) for column in columns]
         rows = torch.as_tensor(np.concatenate(flat, axis=1, dtype=np.float32), device=self.data.device)
         indices = torch.arange(self.total, self.total + len(rows), device=rows.device) % len(self.data)
@@ -402,13 +401,14 @@ class ReplayBuffer:
         self.total += len(rows)
 
     def sample(self, batch_size: int) -> tuple[Tensor, ...]:
-        """Uniformly with replacement: obs, actions, rewards (batch_size,), next_obs, terminations (batch_size,)."""
+        """Uniformly with replacement: what `add` stored, with rewards and terminations (batch_size,)."""
         return self.gather(torch.randint(min(self.total, len(self.data)), (batch_size,), device=self.data.device))
 
     def gather(self, indices: Tensor) -> tuple[Tensor, ...]:
         """The transitions in these rows (batch_size,), split as `sample` has them."""
-        obs, actions, rewards, next_obs, terminations = self.data.index_select(0, indices).split(self.widths, dim=1)
-        return obs, actions, rewards.squeeze(1), next_obs, terminations.squeeze(1)
+        columns = self.data.index_select(0, indices).split(self.widths, dim=1)
+        obs, actions, rewards, final_obs, terminations, next_obs = columns
+        return obs, actions, rewards.squeeze(1), final_obs, terminations.squeeze(1), next_obs
 
 
 # === Losses and update ================================================================================================
@@ -438,7 +438,7 @@ def compute_rewards(agent: Agent, rewards: Tensor, intrinsic: Tensor, end_reward
     """
     scale = agent.reward_scale + 1e-8
     rewards = torch.cat([rewards[:, None], intrinsic / scale], dim=1) * agent.strengths
-    # Gamma may be 1 where no absorbing state exists: its reward is 0 there, and so is the value.
+    # Gamma may be 1 in the extrinsic stream, whose absorbing state has the value 0.
     end_values = F.pad(end_rewards / scale, (1, 0)) * agent.strengths / (1.0 - agent.gammas).clamp(min=1e-6)
     return rewards, end_values
 
@@ -450,7 +450,7 @@ def compute_td_target(
     """The critics' regression target (batch_size, num_streams): reward plus discounted value of the next state.
 
     The extrinsic head has the soft value (eq. 2, 3). After a termination the value is `end_values` (num_streams,) where
-    the stream sees the end of an episode.
+    the stream sees the end of an episode. Elsewhere it is that of `next_obs`, with which the next episode begins.
     """
     mean, log_std = agent.actor(next_obs)
     next_actions, next_log_prob = sample_actions(mean, log_std, noise)
@@ -528,7 +528,7 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
 
     For `gail` as many demonstrations follow in the batch, with the same columns.
     """
-    obs, actions, rewards, next_obs, terminations = batch[:5]
+    obs, actions, rewards, _, terminations, next_obs = batch[:6]
     signals = [stream(batch) for stream in agent.streams.values()]
     intrinsic, end_rewards, losses = (torch.stack(x, dim=-1) for x in zip(*signals, strict=True))
     rewards, end_values = compute_rewards(agent, rewards, intrinsic, end_rewards)
@@ -656,9 +656,10 @@ def main(args: Args) -> Path:
     buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim, device)
     sources = [buffer]  # of a minibatch
     if args.demonstrations:
+        args.demonstrations = str(Path(args.demonstrations).resolve())  # a resumed run may stand in another folder
         demonstrations = load_demonstrations(args.demonstrations, obs_dim, action_dim)
         sources.append(ReplayBuffer(len(demonstrations[0]), obs_dim, action_dim, device))
-        sources[1].add(*demonstrations)
+        sources[1].add(*demonstrations, demonstrations[3])
     counters = {"num_updates": 0}  # a dict, which checkpoints save and load
 
     rest = {"optimizer": optimizers, "counters": counters}  # of a checkpoint, which has the model and the buffer, too
@@ -692,7 +693,10 @@ def main(args: Args) -> Path:
             global_step += stride  # now the number of steps after this iteration
 
             # store
-            buffer.add(prev_obs, actions, rewards, final_obs, terminations)  # not truncations: targets bootstrap there
+            next_obs = np.where(
+                terminations[:, None], obs, final_obs
+            )  # at truncations targets bootstrap from final_obs
+            buffer.add(prev_obs, actions, rewards, final_obs, terminations, next_obs)
             run.record(rewards, terminations | truncations)
 
             # update
