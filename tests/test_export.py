@@ -19,6 +19,7 @@ import onnxruntime
 import pytest
 import torch
 from conftest import Train
+from test_sac_pixels import TINY as TINY_PIXELS
 
 import utils.export
 from utils.export import export
@@ -28,7 +29,8 @@ from utils.team_env import legal_actions
 
 ROOT = Path(__file__).parent.parent
 sac_recurrent: Any = importlib.import_module("variants.sac_recurrent")
-OF_THEIR_OWN = ("sac_recurrent", "sac_pixels")  # with memory, and refused
+sac_pixels: Any = importlib.import_module("variants.sac_pixels")
+OF_THEIR_OWN = ("sac_recurrent", "sac_pixels")  # with memory, and of pictures
 VARIANTS = sorted(f"variants.{path.stem}" for path in ROOT.glob("variants/*.py") if path.stem not in OF_THEIR_OWN)
 CONTINUOUS_PUSH = {"env_id": "mpe2.simple_push_v3", "env_kwargs": '{"continuous_actions": true}'}
 
@@ -186,9 +188,8 @@ def test_the_file_stands_alone(train: Train) -> None:
     before = set(folder.iterdir())
     words = [sys.executable, "-m", "utils.export", str(folder)]
     output = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert output.startswith(
-        f"{folder / 'model.onnx'}: the largest difference from the actions of sac_continuous.py is"
-    )
+    start = re.escape(f"{folder / 'model.onnx'}: the largest difference from the actions of sac_continuous.py is ")
+    assert re.fullmatch(rf"{start}\d\.\de-\d+, limit \d\.\de-\d+\n", output)
     path = folder / "model.onnx"
     assert set(folder.iterdir()) - before == {path}
     model = onnx.load(path, load_external_data=False)
@@ -199,6 +200,7 @@ def test_the_file_stands_alone(train: Train) -> None:
     assert metadata == {"script": "sac_continuous.py", "env_id": "Pendulum-v1", "env_kwargs": "{}"} | {
         "behavior": "",
         "observe": "",
+        "pictures": "",
         "inputs": '{"obs": ["batch", 3]}',
         "branches": "[]",
     }
@@ -360,11 +362,26 @@ def test_a_memory_that_is_wrong_is_not_written(
     assert "the exported actions differ from those of sac_recurrent.py by" in refusal(capsys, folder, status=1)
 
 
-def test_pictures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They would have to be stacked."""
-    (tmp_path / "args.json").write_text('{"script": "sac_pixels.py"}')
-    expected = f"error: FOLDER takes a run whose policy sees no pictures, and {tmp_path} is one of sac_pixels.py\n"
-    assert refusal(capsys, tmp_path) == expected
+@pytest.mark.parametrize("encoder", ["simple", "nature", "resnet"])
+def test_policies_of_pictures(encoder: str, train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The actions of an evaluation's stacks of bytes, and what a program needs to make them."""
+    monkeypatch.chdir(tmp_path)
+    flags = TINY_PIXELS | {"env_id": "Pendulum-v1", "encoder": encoder, "frame_size": 36, "grey": True}
+    args = sac_pixels.Args(**flags | {"total_timesteps": 8, "learning_starts": 8, "checkpoint_freq": 0, "num_envs": 1})
+    folder = sac_pixels.main(args)
+    export(folder)
+    envs = sac_pixels.make_envs(args, 2)
+    agent = sac_pixels.Agent(envs, args)
+    agent.load_state_dict(torch.load(folder / "model.pt", weights_only=True)["agent"])
+    exported, (obs, _) = load(folder / "model.onnx"), envs.reset(seed=1)
+    for _ in range(5):
+        actions = agent.act(obs)
+        np.testing.assert_allclose(exported(obs=obs), 2.0 * actions, rtol=0, atol=2e-5)  # torques from -2 to 2
+        obs = sac_pixels.step_envs(envs, actions)[0]
+    metadata = onnxruntime.InferenceSession(str(folder / "model.onnx")).get_modelmeta().custom_metadata_map
+    expected = {"frame_size": 36, "frame_stack": args.frame_stack, "grey": True, "action_repeat": 1}
+    assert json.loads(metadata["pictures"]) == expected
+    assert json.loads(metadata["inputs"]) == {"obs": ["batch", args.frame_stack * 36**2]}
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,12 @@ class Planes(Slides):
     size = (12, 20, 20)
 
 
+class GreySlides(Slides):
+    """Its pictures have no axis of channels."""
+
+    size = (20, 30)  # type: ignore[assignment]
+
+
 class UnevenSlides(Slides):
     """Its episodes terminate after 2 to 8 steps; the length is drawn in the first one."""
 
@@ -83,6 +89,7 @@ class Blind(gym.Env):
 
 gym.register("Slides-v0", entry_point="test_sac_pixels:Slides")
 gym.register("UnevenSlides-v0", entry_point="test_sac_pixels:UnevenSlides")
+gym.register("GreySlides-v0", entry_point="test_sac_pixels:GreySlides")
 gym.register("Planes-v0", entry_point="test_sac_pixels:Planes")
 gym.register("Blind-v0", entry_point="test_sac_pixels:Blind")
 TINY: dict[str, Any] = {"env_id": "Slides-v0", "eval_freq": 0, "eval_episodes": 2, "cuda": False}
@@ -184,6 +191,13 @@ def test_own_pictures_and_rendered_ones(kwargs: str) -> None:
         assert ids(obs)[0] == ([begin + 10] * 3 if is_last else ids(final_obs)[0])
         assert bool(terminations[0]) == (is_last and begin // 10 % 2 == 0)
         assert bool(truncations[0]) == (is_last and begin // 10 % 2 == 1)
+
+
+def test_grey_pictures_without_channels() -> None:
+    """They are the observation, as those with an axis of one channel are."""
+    obs, _ = script.make_env(make_args(env_id="GreySlides-v0", frame_stack=2)).reset()
+    assert obs.shape == (2 * 1 * 20 * 20,)
+    assert (obs == obs[0]).all()
 
 
 def test_action_repeat() -> None:

@@ -143,6 +143,7 @@ class Pixels(gym.Wrapper):
     def see(self, obs: Any) -> np.ndarray:
         """The picture of now as bytes (frame_dim,), scaled to a square by the means of boxes of pixels."""
         picture, size = np.asarray(self.env.render() if self.is_rendered else obs), self.args.frame_size
+        picture = picture[..., None] if picture.ndim == 2 else picture  # a grey one
         if picture.ndim != 3 or picture.shape[2] > 4 or picture.dtype != np.uint8:
             raise ValueError("it has no pictures (height, width, channels) of bytes")
         for axis, length in enumerate(picture.shape[:2]):
@@ -172,8 +173,8 @@ class Pixels(gym.Wrapper):
 
 
 def is_picture(space: gym.Space) -> bool:
-    """Whether observations are pictures (height, width, channels) of bytes."""
-    return isinstance(space, gym.spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8
+    """Whether observations are pictures (height, width, channels) or grey ones (height, width) of bytes."""
+    return isinstance(space, gym.spaces.Box) and len(space.shape) in (2, 3) and space.dtype == np.uint8
 
 
 def make_env(args: Args, **render: str) -> gym.Env:
@@ -341,7 +342,7 @@ class Agent(nn.Module):
 
         Each observation has mean 0 and standard deviation 1. Otherwise a bright background dominates the convolutions.
         """
-        return F.layer_norm(obs.float(), obs.shape[1:]).view(-1, *self.encoder.shape)
+        return F.layer_norm(obs.float().view(-1, *self.encoder.shape), self.encoder.shape)
 
     @torch.no_grad()
     def act(self, obs: np.ndarray, noise: Tensor | float = 0.0) -> np.ndarray:
