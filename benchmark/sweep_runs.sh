@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The studies in benchmark/results/ whose runs are of the single-agent scripts, on two cores: bash benchmark/sweep_runs.sh NAME, in an
-# empty folder. `report` writes the study's folder; the text of its page outside of the marker lines stays.
+# empty folder. `workers=1 bash ...` runs one at a time. `report` writes the study's folder; the text of its page outside of the marker lines stays.
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONPATH=$repository OMP_NUM_THREADS=1
@@ -9,7 +9,7 @@ report() { python -m benchmark.report "${@:2}" --output "$repository/benchmark/r
 reference="--num-envs 1 --num-steps 2048 --target-kl None --std-min None --norm-adv --gae-lambda 0.95"
 ppo() { # EXPERIMENT TASKS FLAGS; the recipe was chosen on seeds 11 to 502
     sweep --script "${script:-$repository/ppo_continuous.py}" --exp-name "$1" --folder "sweeps/$1" --env-ids $2 --first-seed 601 \
-        --num-seeds "${num_seeds:-10}" --workers 2 -- --eval-freq 50000 --no-cuda "${@:3}"
+        --num-seeds "${num_seeds:-10}" --workers "${workers:-2}" -- --eval-freq 50000 --no-cuda "${@:3}"
 }
 pool="HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 InvertedDoublePendulum-v5"
 case $1 in
@@ -39,7 +39,7 @@ case $1 in
         ;;
     sac) # beside the published curves and Stable-Baselines3; two hours of one thread for a million steps
         sac_long() { # SCRIPT TASKS STEPS SEEDS
-            sweep --script "$repository/$1.py" --env-ids $2 --seeds $4 --workers 2 --folder "sweeps/$(basename "$1")" \
+            sweep --script "$repository/$1.py" --env-ids $2 --seeds $4 --workers "${workers:-2}" --folder "sweeps/$(basename "$1")" \
                 -- --total-timesteps "$3" --eval-freq 20000 --no-cuda
         }
         sac_long sac_continuous "HalfCheetah-v5 Hopper-v5 Walker2d-v5" 1000000 "201 202 203"
@@ -50,7 +50,7 @@ case $1 in
         ;;
     sac_recipe) # SAC's defaults and one change to them at a time, twenty-five minutes
         sac() { # EXPERIMENT SCRIPT FLAGS
-            sweep --script "$2" --exp-name "$1" --folder "sweeps/$1" --env-ids HalfCheetah-v5 Hopper-v5 --num-seeds 3 --workers 2 \
+            sweep --script "$2" --exp-name "$1" --folder "sweeps/$1" --env-ids HalfCheetah-v5 Hopper-v5 --num-seeds 3 --workers "${workers:-2}" \
                 -- --total-timesteps 20000 --eval-freq 5000 --no-cuda "${@:3}"
         }
         sac sac_continuous "$repository/sac_continuous.py"
@@ -64,16 +64,16 @@ case $1 in
         ;;
     sac_recurrent) # a pendulum whose angle is hidden, with and without memory; an hour
         flags="--learning-starts 1000 --total-timesteps 12000 --eval-freq 2000 --checkpoint-freq 3000 --no-cuda"
-        sweep --script "$repository/variants/sac_recurrent.py" --env-ids Pendulum-v1 --first-seed 101 --num-seeds 5 --workers 2 \
+        sweep --script "$repository/variants/sac_recurrent.py" --env-ids Pendulum-v1 --first-seed 101 --num-seeds 5 --workers "${workers:-2}" \
             --folder sweeps/sac_recurrent -- --observe 2 --sequence-length 32 $flags
         sweep --script "$repository/sac_continuous.py" --env-ids benchmark.hidden:PendulumVelocity-v1 --first-seed 101 --num-seeds 5 \
-            --workers 2 --folder sweeps/sac_hidden -- $flags
+            --workers "${workers:-2}" --folder sweeps/sac_hidden -- $flags
         report sac_recurrent sweeps/sac_{recurrent,hidden}/runs/*
         ;;
     sac_recall) # a cue that is longer ago than a sequence: stored state and burn-in against zeros; half an hour
         recall() { # EXPERIMENT FLAGS
             sweep --script "$repository/variants/sac_recurrent.py" --exp-name "$1" --folder "sweeps/$1" --env-ids benchmark.recall:Recall-v0 \
-                --first-seed 101 --num-seeds 5 --workers 2 -- --num-envs 8 --updates-per-step 0.25 --batch-size 32 --hidden-size 32 \
+                --first-seed 101 --num-seeds 5 --workers "${workers:-2}" -- --num-envs 8 --updates-per-step 0.25 --batch-size 32 --hidden-size 32 \
                 --gamma 0.9 --alpha 0.1 --learning-starts 1000 --eval-freq 2000 --eval-episodes 50 --log-freq 2000 \
                 --total-timesteps 8000 --no-cuda "${@:2}"
         }
@@ -85,15 +85,36 @@ case $1 in
         report sac_recall sweeps/recall_{zeros,stored,zeros_burn_in,stored_burn_in,long}/runs/*
         ;;
     sac_hopper_positions) # Hopper-v5 without its velocities; ten hours of one core
-        sweep --script "$repository/variants/sac_recurrent.py" --env-ids Hopper-v5 --seeds 101 102 103 --workers 2 \
+        sweep --script "$repository/variants/sac_recurrent.py" --env-ids Hopper-v5 --seeds 101 102 103 --workers "${workers:-2}" \
             --folder sweeps/sac_recurrent_hopper -- --observe 0,1,2,3,4 --total-timesteps 300000 --updates-per-step 0.5 --no-cuda
         sweep --script "$repository/sac_continuous.py" --env-ids benchmark.hidden:HopperPositions-v1 Hopper-v5 --seeds 101 102 103 \
-            --workers 2 --folder sweeps/sac_hopper_positions -- --total-timesteps 300000 --no-cuda
+            --workers "${workers:-2}" --folder sweeps/sac_hopper_positions -- --total-timesteps 300000 --no-cuda
         report sac_hopper_positions sweeps/sac_{recurrent_hopper,hopper_positions}/runs/*
+        ;;
+    sac_rewards) # a reward that the task's own does not lead to: with random network distillation, with curiosity, without
+        flags="--learning-starts 1000 --total-timesteps 10000 --eval-freq 1000 --checkpoint-freq 0 --no-cuda"
+        rewards() { # EXPERIMENT SCRIPT FLAGS
+            sweep --script "$repository/$2.py" --exp-name "$1" --folder "sweeps/rewards_$1" --env-ids MountainCarContinuous-v0 \
+                --first-seed 101 --num-seeds 5 --workers "${workers:-2}" -- $flags "${@:3}"
+        }
+        rewards rnd variants/sac_rewards --streams extrinsic,rnd --updates-per-step 0.5
+        rewards curiosity02 variants/sac_rewards --streams extrinsic,curiosity:0.2
+        rewards without sac_continuous --updates-per-step 0.5
+        report sac_rewards sweeps/rewards_{rnd,curiosity02,without}/runs/*
+        ;;
+    sac_pixels) # Pendulum from pictures, with random shifts and without; two hours of one core
+        flags="--grey --total-timesteps 15000 --eval-freq 3000 --checkpoint-freq 3000 --no-cuda"
+        pixels() { # EXPERIMENT FLAGS
+            sweep --script "$repository/variants/sac_pixels.py" --exp-name "$1" --folder "sweeps/pixels_$1" --env-ids Pendulum-v1 \
+                --first-seed 101 --num-seeds 5 --workers "${workers:-2}" -- $flags "${@:2}"
+        }
+        pixels shifts
+        pixels no_shifts --max-shift 0
+        report sac_pixels sweeps/pixels_{shifts,no_shifts}/runs/*
         ;;
     sac_crossq) # SAC without target networks beside SAC and the published curves, five hours
         for script in variants/sac_crossq sac_continuous; do
-            sweep --script "$repository/$script.py" --folder "sweeps/$(basename $script)_100k" --seeds 101 102 103 --workers 2 \
+            sweep --script "$repository/$script.py" --folder "sweeps/$(basename $script)_100k" --seeds 101 102 103 --workers "${workers:-2}" \
                 --env-ids HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 -- --total-timesteps 100000 --eval-freq 5000 --no-cuda
         done
         report sac_crossq sweeps/sac_{crossq,continuous}_100k/runs/* \
