@@ -5,8 +5,7 @@ Discrete actions use expectations instead of samples (Christodoulou 2019, https:
 12). `diff sac_continuous.py sac_selfplay.py` shows what self-play adds.
 
 Self-play follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one policy
-with its own optimisers, pool and rating; the *learner* is the behaviour whose turn it is to learn. `docs/selfplay.md`
-explains how opponents are chosen and rated, and has the results.
+with its own optimisers, pool and rating; the *learner* is the one whose turn it is. `docs/selfplay.md` has the rest.
 
     python sac_selfplay.py
     python sac_selfplay.py --env-id pursuit
@@ -25,8 +24,7 @@ Deviations from ML-Agents:
   against opponents that have left the pool can be left out (`--replay-opponents window`).
 - The value is the mean of both critics, not the smaller one (`--critics min`): where one side wins what the other
   loses, the smaller one is a bias against the learner.
-- Entropy counts relative to its target (SACZero). Otherwise the entropy bonus would add a reward or a cost in each
-  step. Outcomes are at most 1, so games would be made longer or shorter for it.
+- Entropy counts relative to its target (SACZero). Otherwise games would last longer or shorter for the bonus.
 - Discrete and MultiDiscrete actions with masks: each branch has its own head, entropy coefficient and target entropy,
   as in ML-Agents; values are means over branches. The target depends on the number of legal actions.
 - At a checkpoint games are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
@@ -308,8 +306,7 @@ class Agent(nn.Module):
         self.norm_obs, self.critics, self.branches = args.norm_obs, args.critics, list(branches)
         self.obs_rms = RunningMeanStd((obs_dim,))
         self.actor = CategoricalActor(obs_dim, branches) if branches else NormalActor(obs_dim, action_dim)
-        qf_dims = (obs_dim, sum(branches)) if branches else (obs_dim + action_dim, 1)
-        self.qf = TwinQNetwork(*qf_dims)
+        self.qf = TwinQNetwork(obs_dim, sum(branches)) if branches else TwinQNetwork(obs_dim + action_dim, 1)
         self.log_alpha = nn.Parameter(torch.full((len(branches) or 1,), math.log(args.alpha)))
         self.qf_target = copy.deepcopy(self.qf).requires_grad_(False)
 

