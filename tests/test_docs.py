@@ -1,9 +1,11 @@
 """The pages for readers: every relative link leads to a file, every anchor to a heading, and the README stays short."""
 
+import csv
 import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -36,3 +38,42 @@ def test_no_merge_is_left_half_done() -> None:
 
 def test_readme_is_two_minutes_long() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+def interval(mean: float, std: float, n: int) -> tuple[int, ...]:
+    """Mean and ends of the 95% Student's t interval, as tables round them."""
+    quantile = {3: 4.302653, 5: 2.776445, 10: 2.262157}[n]
+    return tuple(round(mean + sign * quantile * std / n**0.5) for sign in (0, -1, 1))
+
+
+def rows_of(page: Path, section: str) -> list[tuple[str, set[tuple[int, ...]]]]:
+    """Of each table row of a section that begins with a task: the task, and what reads `mean [low, high]`."""
+    text = re.split(rf"^## {section}$", page.read_text(), flags=re.MULTILINE)[1].split("\n## ")[0].replace(",", "")
+    rows = re.findall(r"^\| (\w+-v\d) \|(.*)", text, re.MULTILINE)
+    found = [(task, re.findall(r"(-?\d+)[*]* \[(-?\d+) (-?\d+)\]", row)) for task, row in rows]
+    return [(task, {tuple(map(int, numbers)) for numbers in triples}) for task, triples in found]
+
+
+@pytest.mark.parametrize(("page", "section"), [("README.md", "Results: PPO"), ("docs/ppo.md", "Results")])
+def test_returns_of_ppo_are_those_of_the_study(page: str, section: str) -> None:
+    """Computed from the raw numbers of its runs."""
+    runs: dict[tuple[str, str], list[float]] = {}
+    for name in ("scores.csv", "humanoid_reference.csv"):
+        with (ROOT / "benchmark" / "results" / "ppo" / name).open() as file:
+            for row in csv.DictReader(file):
+                runs.setdefault((row["task"], row["experiment"]), []).append(float(row["value"]))
+    samples = {key: interval(float(np.mean(x)), float(np.std(x, ddof=1)), len(x)) for key, x in runs.items()}
+    rows = rows_of(ROOT / page, section)
+    assert len(rows) == 7
+    for task, triples in rows:
+        assert triples == {samples[task, name] for name in ("ppo_continuous", "ppo_reference")}, task
+
+
+@pytest.mark.parametrize(("page", "section"), [("README.md", "Results: SAC")])
+def test_published_returns_are_those_of_the_file(page: str, section: str) -> None:
+    """After the number of steps that is next to that of the row."""
+    with (ROOT / "benchmark" / "published_curves.csv").open() as file:
+        points = [row for row in csv.DictReader(file) if row["algorithm"] == "sac"]
+    for task, triples in rows_of(ROOT / page, section):
+        own = [row for row in points if row["env"] == task.split("-")[0] and 295_000 < int(row["env_steps"]) < 305_000]
+        assert triples == {interval(float(row["mean"]), float(row["std"]), int(row["seeds"])) for row in own}, task
