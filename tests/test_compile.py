@@ -145,3 +145,22 @@ def test_a_resumed_compiled_run_equals_one_that_went_on(name: str, tmp_path: Pat
     assert "going on from step 512" in resumed.stdout, resumed.stdout + resumed.stderr
     assert "compiled it in" in resumed.stdout
     torch.testing.assert_close(load_weights(parts), load_weights(whole), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["ppo_continuous", "sac_continuous"])
+def test_a_script_copied_alone_is_compiled(name: str, tmp_path: Path) -> None:
+    """Its stand-in compiles the update, and the weights are those of --no-compile up to rounding."""
+    (tmp_path / f"{name}.py").write_text((ROOT / f"{name}.py").read_text())
+    own = "--learning-starts 400 --batch-size 64" if name.startswith("sac") else "--num-envs 1 --num-steps 224"
+    flags = f"--no-cuda --env-id Pendulum-v1 --eval-freq 0 --eval-episodes 1 --total-timesteps 448 {own}".split()
+    cache = tmp_path / "cache"
+    weights = []
+    for flag in ("--no-compile", "--compile"):
+        result = run([f"{name}.py", *flags, flag], tmp_path, TORCHINDUCTOR_CACHE_DIR=str(cache))
+        assert result.returncode == 0, result.stderr
+        assert any(cache.rglob("*.cpp")) == (flag == "--compile")
+        (folder,) = (tmp_path / "runs").iterdir()
+        weights.append(load_weights(folder))
+        (tmp_path / "runs").rename(tmp_path / flag)
+    plain, compiled = weights
+    torch.testing.assert_close(compiled, plain, rtol=1e-2, atol=2e-3)
