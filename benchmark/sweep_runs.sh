@@ -95,11 +95,11 @@ case $1 in
         flags="--learning-starts 1000 --total-timesteps 10000 --eval-freq 1000 --checkpoint-freq 0 --no-cuda"
         rewards() { # EXPERIMENT SCRIPT FLAGS
             sweep --script "$repository/$2.py" --exp-name "$1" --folder "sweeps/rewards_$1" --env-ids MountainCarContinuous-v0 \
-                --first-seed 101 --num-seeds 5 --workers "${workers:-2}" -- $flags "${@:3}"
+                --first-seed 106 --num-seeds 5 --workers "${workers:-2}" -- $flags "${@:3}"
         }
-        rewards rnd variants/sac_rewards --streams extrinsic,rnd --updates-per-step 0.5
+        rewards rnd variants/sac_rewards --streams extrinsic,rnd
         rewards curiosity02 variants/sac_rewards --streams extrinsic,curiosity:0.2
-        rewards without sac_continuous --updates-per-step 0.5
+        rewards without sac_continuous
         report sac_rewards sweeps/rewards_{rnd,curiosity02,without}/runs/*
         ;;
     sac_pixels) # Pendulum from pictures, with random shifts and without; two hours of one core
