@@ -246,8 +246,8 @@ class Agent(nn.Module):
     def policy(self) -> Callable[..., np.ndarray]:
         """The current policy in NumPy, because PyTorch's overhead would dominate for a few rows.
 
-        A function of raw observations (num_envs, obs_dim) and standard normal noise (num_envs, action_dim) to actions
-        (num_envs, action_dim); deterministic without noise. Follows the layers of `NormalActor.mean`.
+        Returns a function of raw observations (num_envs, obs_dim) and standard normal noise (num_envs, action_dim).
+        It gives actions (num_envs, action_dim), deterministic without noise, by the layers of `NormalActor.mean`.
         """
         is_known = all(isinstance(layer, (nn.Linear, nn.Tanh)) for layer in self.actor.mean)
         assert is_known, "policy() can only follow linear layers with tanh: see Layer normalisation in docs/ppo.md"
@@ -397,7 +397,7 @@ GradientFn = Callable[..., tuple[Tensor, Metrics]]
 def update(
     agent: Agent, optimizer: Adam, minibatch: Batch, args: Args, gradient_fn: GradientFn = compute_update_gradient
 ) -> Metrics:
-    """One step on a minibatch, which has rows of the columns of `make_batch`."""
+    """One optimiser step on a minibatch: some rows of the columns that `make_batch` returns."""
     gradient, metrics = gradient_fn(agent, minibatch, args)
     optimizer.step(gradient)
     if args.std_min is not None:
@@ -445,7 +445,7 @@ def learn_from(agent: Agent, optimizer: Adam, batch: Batch, args: Args, gradient
 
 # === Evaluation =======================================================================================================
 
-MAX_EPISODE_STEPS = 10_000  # an evaluation cuts an episode off after so many
+MAX_EPISODE_STEPS = 10_000  # steps after which an evaluation cuts an episode off
 
 
 def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
@@ -500,7 +500,7 @@ def main(args: Args) -> Path:
     optimizer = Adam(agent.parameters(), args.learning_rate, 0.9, 0.999, 1e-5)
     rollout = Rollout(args.num_steps, args.num_envs, obs_dim, action_dim)
 
-    rest = {"optimizer": optimizer}  # of a checkpoint, which has the model, too
+    rest = {"optimizer": optimizer}  # of a checkpoint, besides the model
     with Run(args, envs, total_steps, stride, model={"agent": agent}, rest=rest) as run:
         gradient_fn: GradientFn = compute_update_gradient
         if args.compile:

@@ -3,7 +3,7 @@
 The algorithm is that of `ppo_continuous.py` (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7 and 9;
 Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). `diff ppo_continuous.py ppo_selfplay.py` shows that
 GAE and both losses are the same; what self-play adds is mainly in "Snapshots and turns" and in the lines of `main` with
-`matches`. Who plays whom, and ratings: `utils/matches.py`. How an opponent is drawn: `utils/snapshot_pool.py`.
+`matches`. `utils/matches.py` seats and rates the players, and `utils/snapshot_pool.py` draws the opponents.
 
 Self-play follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one policy
 with its own optimiser, pool and rating; the *learner* is the behaviour whose turn it is to learn. `docs/selfplay.md`
@@ -21,7 +21,7 @@ Deviations from ML-Agents:
 - The outcome is read by one rule (`utils/team_env.py`), so games with any rewards can be rated.
 - The newest opponent is the newest snapshot, not the learner itself, so games against it are rated.
 - Snapshots that the learner does not beat yet are drawn more often (prioritised fictitious self-play, AlphaStar).
-- When the turn passes to another behaviour all games begin anew, and the one that has learned leaves a snapshot.
+- When the turn passes to another behaviour, all games restart and the previous learner leaves a snapshot.
 - Discrete and MultiDiscrete actions with masks: one categorical distribution a branch, log-probabilities summed.
 - At a checkpoint games are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
 """
@@ -66,7 +66,7 @@ class Args:
     upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
     hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 500_000  # game steps between evaluations against the scripted players; 0: only at the end
-    eval_games: int = 100  # games against each scripted player in an evaluation, half of them on either side
+    eval_games: int = 100  # games against each scripted player in an evaluation; half on either side if symmetric
     cross_play_games: int = 64  # games of each pair in the table of all against all at the end; 0: no table
     cross_play_snapshots: int = 10  # snapshots of each behaviour in that table, from the oldest to the last
     deterministic: bool = True  # evaluate with each policy's most likely actions; --no-deterministic samples
@@ -82,7 +82,7 @@ class Args:
     env_id: str = "sumo"  # sumo, builds, pursuit, a PettingZoo module, or module:Class for a vectorised game
     env_kwargs: str = "{}"  # arguments of the game in JSON, such as {"actions": "discrete"}
     teams: str | None = None  # agents of each team in JSON, such as {"red": ["a_0"], "blue": ["b_0"]}; default: by name
-    symmetric: Literal["auto", "yes", "no"] = "auto"  # all teams share one policy; auto: by names, or spaces of --teams
+    symmetric: Literal["auto", "yes", "no"] = "auto"  # one policy for all teams; auto: by names, or sizes of --teams
     num_games: int = 256  # parallel games
 
     # --- self-play ---
@@ -90,14 +90,14 @@ class Args:
     window: int = 50  # snapshots in the pool; the oldest one leaves it
     opponents: list[str] | None = None  # run folders whose frozen policies are the opponents; default: past selves
     initialize_from: str | None = None  # run folder with whose weights the training begins; default: random weights
-    play_against_latest_model_ratio: float = 0.5  # share of draws that take the newest snapshot outright; 1: no pool
-    newest_share: float = 1.0  # share of the pool, its newest part, from which the other opponents are drawn
+    play_against_latest_model_ratio: float = 0.5  # probability of the newest snapshot in a draw; 1: no older ones
+    newest_share: float = 1.0  # the other draws use only this share of the pool, the newest snapshots
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
     current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
-    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: the unbeaten more often
-    swap_steps: int = 0  # a game keeps its opponents for this many steps of theirs, over all games; 0: for one game
+    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: more often those not yet beaten
+    swap_steps: int = 0  # a game's opponents change after this many steps of all opponents; 0: after each game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn
-    team_change: int | None = None  # learner steps of a turn, scaled so that cycles fill the run; default: ten turns
+    team_change: int | None = None  # learner steps of a turn, adjusted to fill the run with turns; default: ten turns
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
     behaviors: str = "{}"  # arguments of single behaviours in JSON, such as {"evader": {"gamma": 0.9}}
     initial_elo: float = 1200.0  # initial rating
@@ -460,7 +460,7 @@ GradientFn = Callable[..., tuple[Tensor, Metrics]]
 def update(
     agent: Agent, optimizer: Adam, minibatch: Batch, args: Args, gradient_fn: GradientFn = compute_update_gradient
 ) -> Metrics:
-    """One step on a minibatch, which has rows of the columns of `make_batch`."""
+    """One optimiser step on a minibatch: some rows of the columns that `make_batch` returns."""
     gradient, metrics = gradient_fn(agent, minibatch, args)
     optimizer.step(gradient)
     return metrics
@@ -525,7 +525,7 @@ load_run = partial(load_policies, Args, LIMITS, make_env, Agent)  # (folder, fla
 
 
 def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bool:
-    """Takes a snapshot of the learner if one is due, then gives the turn to the next learner; says if it took one."""
+    """Takes a snapshot of the learner if one is due, and ends its turn if that is due. Returns whether it took one."""
     learner, next_learner = matches.learner, matches.learner_at(global_step)
     pool, step = matches.pools[learner], matches.learner_steps[learner]
     num_steps = step - pool.latest.step  # since the last snapshot
@@ -571,8 +571,8 @@ def main(args: Args) -> Path:
     matches = start_matches(all_args, env, agents, total_steps, stride, load_rivals(args, load_run, env))
 
     model = {"agent": agents, "pool": matches.pools}
-    rest = {"optimizer": optimizers, "matches": matches}  # of a checkpoint, which has the model, too
-    hint = f"--against {scripted_players(env)[-1].name} --capture-video"  # flags of the command that the end suggests
+    rest = {"optimizer": optimizers, "matches": matches}  # of a checkpoint, besides the model
+    hint = f"--against {scripted_players(env)[-1].name} --capture-video"  # for the command printed at the end
     with Run(args, env, total_steps, stride, model=model, rest=rest, evaluate_with=hint) as run:
         gradient_fn: GradientFn = compute_update_gradient
         for team in {team.behavior: team for team in env.teams}.values() if args.compile else ():

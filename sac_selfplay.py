@@ -19,12 +19,12 @@ Deviations from ML-Agents:
 - The outcome is read by one rule (`utils/team_env.py`), so games with any rewards can be rated.
 - The newest opponent is the newest snapshot, not the learner itself, so games against it are rated.
 - Snapshots that the learner does not beat yet are drawn more often (prioritised fictitious self-play, AlphaStar).
-- When the turn passes to another behaviour all games begin anew, and the one that has learned leaves a snapshot.
+- When the turn passes to another behaviour, all games restart and the previous learner leaves a snapshot.
 - Each transition in the replay buffer carries the learner step at which its oldest opponent was saved. Transitions
   against opponents that have left the pool can be left out (`--replay-opponents window`).
 - The value is the mean of both critics, not the smaller one (`--critics min`): where one side wins what the other
   loses, the smaller one is a bias against the learner.
-- Entropy counts relative to its target (SACZero). Otherwise games would last longer or shorter for the bonus.
+- Entropy counts relative to its target (SACZero). Otherwise the entropy bonus would make games longer or shorter.
 - Discrete and MultiDiscrete actions with masks: each branch has its own head, entropy coefficient and target entropy,
   as in ML-Agents; values are means over branches. The target depends on the number of legal actions.
 - At a checkpoint games are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
@@ -72,7 +72,7 @@ class Args:
     upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
     hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 250_000  # game steps between evaluations against the scripted players; 0: only at the end
-    eval_games: int = 100  # games against each scripted player in an evaluation, half of them on either side
+    eval_games: int = 100  # games against each scripted player in an evaluation; half on either side if symmetric
     cross_play_games: int = 64  # games of each pair in the table of all against all at the end; 0: no table
     cross_play_snapshots: int = 10  # snapshots of each behaviour in that table, from the oldest to the last
     deterministic: bool = True  # evaluate with each policy's most likely actions; --no-deterministic samples
@@ -88,7 +88,7 @@ class Args:
     env_id: str = "sumo"  # sumo, builds, pursuit, a PettingZoo module, or module:Class for a vectorised game
     env_kwargs: str = "{}"  # arguments of the game in JSON, such as {"actions": "discrete"}
     teams: str | None = None  # agents of each team in JSON, such as {"red": ["a_0"], "blue": ["b_0"]}; default: by name
-    symmetric: Literal["auto", "yes", "no"] = "auto"  # all teams share one policy; auto: by names, or spaces of --teams
+    symmetric: Literal["auto", "yes", "no"] = "auto"  # one policy for all teams; auto: by names, or sizes of --teams
     num_games: int = 64  # parallel games
 
     # --- self-play ---
@@ -96,17 +96,17 @@ class Args:
     window: int = 50  # snapshots in the pool; the oldest one leaves it
     opponents: list[str] | None = None  # run folders whose frozen policies are the opponents; default: past selves
     initialize_from: str | None = None  # run folder with whose weights the training begins; default: random weights
-    play_against_latest_model_ratio: float = 0.5  # share of draws that take the newest snapshot outright; 1: no pool
-    newest_share: float = 1.0  # share of the pool, its newest part, from which the other opponents are drawn
+    play_against_latest_model_ratio: float = 0.5  # probability of the newest snapshot in a draw; 1: no older ones
+    newest_share: float = 1.0  # the other draws use only this share of the pool, the newest snapshots
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
     current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
-    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: the unbeaten more often
-    swap_steps: int = 0  # a game keeps its opponents for this many steps of theirs, over all games; 0: for one game
+    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: more often those not yet beaten
+    swap_steps: int = 0  # a game's opponents change after this many steps of all opponents; 0: after each game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn
-    team_change: int | None = None  # learner steps of a turn, scaled so that cycles fill the run; default: ten turns
+    team_change: int | None = None  # learner steps of a turn, adjusted to fill the run with turns; default: ten turns
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
     behaviors: str = "{}"  # arguments of single behaviours in JSON, such as {"evader": {"gamma": 0.9}}
-    replay_opponents: Literal["all", "window"] = "all"  # window: skip those against opponents that left the pool
+    replay_opponents: Literal["all", "window"] = "all"  # window: no transitions of opponents that left the pool
     initial_elo: float = 1200.0  # initial rating
     elo_k: float = 16.0  # largest change of a rating in one game
 
@@ -323,7 +323,7 @@ class Agent(nn.Module):
         return qf_values.mean(0) if self.critics == "mean" else qf_values.amin(0)
 
     def per_action(self, x: Tensor) -> Tensor:
-        """One number a branch (num_branches,) to one number an action (sum of branches,)."""
+        """Repeats one number per branch (num_branches,) for each action of the branch: (sum of branches,)."""
         return torch.cat([x[k].expand(size) for k, size in enumerate(self.branches)])
 
     def per_branch(self, x: Tensor) -> Tensor:
@@ -362,7 +362,7 @@ class ReplayBuffer:
         self.opponents = torch.empty(capacity, dtype=torch.int64, device=device)
         self.total = 0  # transitions stored so far: transition i is in row i % capacity
         self.columns = {"rows": self.data, "opponents": self.opponents}  # what checkpoints hold
-        self.window = {"left_out": 0, "refreshed_at": 0}  # by the last call of `leave_out`; checkpoints have it
+        self.window = {"left_out": 0, "refreshed_at": 0}  # set by `leave_out`, saved in checkpoints
         self.eligible, self.eligible_for = torch.zeros(0, dtype=torch.int64, device=device), dict(self.window)
 
     def add(self, opponents: np.ndarray, *columns: np.ndarray) -> None:
@@ -374,7 +374,7 @@ class ReplayBuffer:
         self.total += len(rows)
 
     def leave_out(self, before: int) -> None:
-        """From now on draws none of the transitions stored so far with an opponent from before this step."""
+        """`sample` no longer draws transitions stored so far whose oldest opponent was saved before this step."""
         self.window |= {"left_out": before, "refreshed_at": self.total}
 
     def find_eligible(self) -> Tensor:
@@ -573,7 +573,7 @@ PLAIN: GradientFns = (compute_qf_gradient, compute_actor_gradient)  # `main` com
 def update(
     agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, num_updates: int, fns: GradientFns = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` is the number of earlier ones."""
+    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` counts the earlier rounds."""
     qf_gradient_fn, actor_gradient_fn = fns
     actions = batch[2]
     gradient, metrics = qf_gradient_fn(agent, batch, torch.randn_like(actions), args)
@@ -608,7 +608,7 @@ load_run = partial(load_policies, Args, LIMITS, make_env, Agent)  # (folder, fla
 
 
 def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bool:
-    """Takes a snapshot of the learner if one is due, then gives the turn to the next learner; says if it took one."""
+    """Takes a snapshot of the learner if one is due, and ends its turn if that is due. Returns whether it took one."""
     learner, next_learner = matches.learner, matches.learner_at(global_step)
     pool, step = matches.pools[learner], matches.learner_steps[learner]
     num_steps = step - pool.latest.step  # since the last snapshot
@@ -667,7 +667,7 @@ def main(args: Args) -> Path:
     model = {"agent": agents, "pool": matches.pools}
     rest = {"optimizer": all_optimizers, "matches": matches, "game_steps": game_steps, "num_updates": num_updates}
     rest["window"] = {behavior: buffer.window for behavior, buffer in buffers.items()}
-    hint = f"--against {scripted_players(env)[-1].name} --capture-video"  # flags of the command that the end suggests
+    hint = f"--against {scripted_players(env)[-1].name} --capture-video"  # for the command printed at the end
     with Run(args, env, total_steps, stride, model=model, rest=rest, buffers=buffers, evaluate_with=hint) as run:
         gradient_fns = PLAIN
         for behavior, buffer in buffers.items() if args.compile else ():

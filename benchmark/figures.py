@@ -80,8 +80,8 @@ def make_look(groups: Groups, labels: Sequence[str] = (), smooth: int = 1) -> Lo
 def common_points(
     group: list[Run], key: str, size: int = 200, width: int = 1
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Steps (t,) that lie within all runs' curves, at most `size`; median seconds (t,) and values (t, n) of the runs
-    there, which are moving averages over `width` points of each run.
+    """Steps (t,) that all runs' curves cover, at most `size`. Also the runs' median seconds (t,) and values (t, n) at
+    these steps; values are moving averages over `width` points.
 
     Empty if there are none: the runs' evaluations do not overlap.
     """
@@ -102,7 +102,7 @@ def smoothed(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def draw_curve(axes: Axes, group: list[Run], key: str, look: Look, over_time: bool) -> None:
-    """The mean over runs with its interval as a band; of fewer than three points a dot for each run and evaluation.
+    """The mean over runs, with its interval as a band. If a run has fewer than three points, every point is a dot.
 
     Training returns are a thin line. Runs whose evaluations do not overlap are a thin line each.
     """
@@ -143,9 +143,9 @@ def is_cut(axes: Axes) -> bool:
 
 
 def draw_pooled(axes: Axes, groups: Groups, scales: Scales, look: Look, over_time: bool) -> None:
-    """Normalised IQM over tasks, from where all have been evaluated: at each share of a run's steps, or over minutes.
+    """Normalised IQM over tasks, by share of a run's steps or by minutes; begins where all tasks have been evaluated.
 
-    Over minutes a task whose runs have ended stays at what they ended with, until the longest one has ended.
+    By minutes, a task whose runs have ended keeps its last value until the longest task has ended.
     """
     for exp_name in returns_by_experiment(groups):
         curves = [common_points(groups[env_id, exp_name], RETURN, width=look.smooth) for env_id in scales]

@@ -106,9 +106,7 @@ def usable_cores() -> int:
 
 
 def find_gpus() -> list[str]:
-    """The GPUs that CUDA_VISIBLE_DEVICES names, or else all of this machine; the slices of those that are divided
-    (MIG).
-    """
+    """The GPUs that CUDA_VISIBLE_DEVICES names, or else all GPUs here. A divided one (MIG) counts as its slices."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
     gpus: list[list[str]] = []

@@ -25,7 +25,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPTS = {"sac_continuous.py": [], "variants/sac_ray.py": ["--num-workers", "1"]}
 PARTS = ("program", "RolloutWorker", "Shard", "ParameterServer", "Tester", "other")
-TICKS = os.sysconf("SC_CLK_TCK")  # processor time of /proc, a second
+TICKS = os.sysconf("SC_CLK_TCK")  # units of processor time in /proc, per second
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Args:
     steps: int = 3000
     """environment steps that are measured"""
     warmup: int = 1000
-    """environment steps before; updates begin in the middle of them"""
+    """environment steps before the measured ones; updates begin after half of these"""
 
 
 def processor_time(program: int) -> dict[str, float]:

@@ -11,9 +11,9 @@ LENGTH, QUESTIONS = 32, (3, 17, 31)  # steps of an episode, and those of which t
 class Recall(gym.Env):
     """The first observation shows a cue, 1 or -1. At each question the reward is the action times the cue.
 
-    The observation (2,) is the cue, which is zero after the first step, and a one where a question is. From the cue to
-    the first question there are 3 steps. From the reward of an answer, which tells the cue again, to the next question
-    there are 13. The best return is 3; without memory it is 0.
+    The observation (2,) is the cue, which is zero after the first step, and a one where a question is. The first
+    question comes 3 steps after the cue. Each later one comes 13 steps after the reward of the last answer, which shows
+    the cue again. The best return is 3; without memory it is 0.
     """
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)

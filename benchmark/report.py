@@ -12,8 +12,8 @@ that a report wrote takes the place of its runs.
 
 The score of a run is the evaluation of its final policy, never the best one. A run that crashed or diverged counts as
 the worst: as the lowest score of all runs on the task, or that of the random policy if this is lower. Runs that have
-not ended are left out. The table and the notes say how many of each there are. Intervals of one task are Student's t;
-those over tasks are stratified bootstraps.
+not ended are left out. The table and the notes say how many of each there are. Intervals of means are Student's t.
+Those over tasks are stratified bootstraps. Probabilities of improvement have their own (`benchmark/statistics.py`).
 
 With --normalize-by NAME a return on a task is shown as (x - low) / (high - low): 0 is the return of a random policy,
 measured (`benchmark.random_policy`), and 1 the IQM of NAME's final policies. The scale counts as known: intervals do
@@ -129,7 +129,7 @@ def describe_seeds(group: list[Run]) -> str:
 
 
 def describe_collapses(group: list[Run], key: str) -> str:
-    """How many evaluations in the second half of the runs have lost 40% of the best return so far, such as 2 of 55."""
+    """How many evaluations in the second half of the runs are below 60% of the best return so far, such as 2 of 55."""
     if key != RETURN:
         return ""
     curves = [run.curves[key] for run in group]
@@ -173,7 +173,7 @@ def pooled_table(groups: Groups, scales: Scales, reference: str) -> str:
         difference = "" if exp_name == reference else describe_iqm(strata, all_strata[reference])
         rows.append([exp_name, str(len(strata)), str(sum(map(len, strata))), describe_iqm(strata), difference])
     is_even = all(len(set(map(len, strata))) < 2 for strata in all_strata.values())
-    weights = "" if is_even else " An experiment has not as many runs on each task; those with more count for more."
+    weights = "" if is_even else " The number of runs differs between tasks; tasks with more runs count for more."
     ends_text = [
         f"{env_id} from {describe_number(low)} to {describe_number(high)}" for env_id, (low, high) in scales.items()
     ]
@@ -198,7 +198,7 @@ def improvement_table(groups: Groups, reference: str | None) -> str:
 
 
 def command_table(groups: Groups) -> str:
-    """With what the runs of each experiment were begun, on which device, and of which commits; if known of one."""
+    """The commands, seeds, devices and commits of each experiment; empty if no command is known."""
     rows: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for (_, exp_name), group in groups.items():
         for run in group:

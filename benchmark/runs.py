@@ -70,9 +70,9 @@ Scales = dict[str, tuple[float, float]]  # by task the returns with the normalis
 def read_curves(folder: Path) -> dict[str, np.ndarray]:
     """What the event files of a run hold of the keys shown here; see `Run.curves`.
 
-    A resumed run has a file for each part. A later part replaces all that earlier ones logged from its first step on,
-    which was lost and done again, and its clock goes on from the last point that is left. A file may end in half a
-    record.
+    A resumed run has a file for each part. A later part replaces what earlier ones logged from its first step
+    on: those steps were lost and done again. Its clock goes on from the last point that is left. A file may end in half
+    a record.
     """
     paths = folder.glob("events.out.tfevents.*")
     parts = [[Event.FromString(record) for record in RawEventFileLoader(str(path)).Load()] for path in paths]
@@ -247,7 +247,7 @@ def group_runs(runs: list[Run]) -> tuple[Groups, Groups, list[str]]:
 
 
 def notes_on(group: list[Run]) -> list[str]:
-    """In what the runs of a group differ that should not."""
+    """Notes on arguments and sources that should not differ between runs of a group, but do."""
     notes = []
     finished = [run for run in group if run.state == "finished"]
     for run in finished[1:]:
@@ -321,8 +321,8 @@ def shared_keys(group: list[Run], *prefixes: str) -> list[str]:
 
 
 def drawn_keys(group: list[Run]) -> list[str]:
-    """What of a group is drawn: evaluations, ratings, and if a run has fewer than three evaluations the training
-    returns.
+    """The keys of a group that are drawn: evaluations and ratings; also training returns if a run has fewer than three
+    evaluations.
     """
     keys = shared_keys(group, "eval/", "selfplay/")
     has_few = any(len(run.curves[key]) < 3 for run in group for key in keys if key.startswith("eval/"))
@@ -330,7 +330,7 @@ def drawn_keys(group: list[Run]) -> list[str]:
 
 
 def final_scores(group: list[Run], key: str) -> np.ndarray:
-    """Of the runs' final policies (n,)."""
+    """Scores (n,) of the runs' final policies."""
     return np.array([run.curves[key][-1, 2] for run in group])
 
 

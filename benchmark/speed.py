@@ -13,10 +13,10 @@ with --no-compile. SAC's buffer is almost empty unless --full-buffer is given, f
 
 Clocks are read after a warm-up and again after a fixed number of steps, at the same place of the loop, so that start-up
 and compilation are left out. Scripts and libraries take turns, because the speed of a shared machine changes within
-minutes and only ratios of neighbours are meaningful. Shown are medians over the rounds with the least and the greatest.
+minutes and only ratios of neighbours are meaningful. Tables show medians over the rounds, least and greatest.
 
-The limit is the time that the machine needs for the work that no other code could leave out: the matrix products of the
-networks' forward and backward passes, one after another on arrays that exist already, and the steps of the environment.
+The limit is the machine's time for the work that no other code could leave out. This is the environment's steps and the
+matrix products of the networks' forward and backward passes, one after another on arrays that exist already.
 On a GPU, which works asynchronously, the time of a part is what the processor spends in it.
 """
 
@@ -308,8 +308,8 @@ def measure_library(library: str, name: str, case: Case, args: Args) -> dict[str
 def mlp_products(rows: int, widths: tuple[int, ...], copies: int, weights: bool, inputs: bool) -> list[Product]:
     """The matrix products of a pass of `rows` through `copies` networks at once, and of its gradients.
 
-    The forward pass takes one a layer. Gradients of the weights take another one a layer, and those of a layer's input
-    one more: of all layers if `inputs` are wanted, otherwise, for the weights, of all but the first.
+    The forward pass takes one product per layer. Gradients of the weights take another one per layer. Gradients of the
+    layers' inputs take one more: for all layers with `inputs`, and for all but the first if only `weights` are wanted.
     """
     products: list[Product] = []
     for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):

@@ -96,9 +96,9 @@ def probability_of_improvement(ours: Sequence[np.ndarray], theirs: Sequence[np.n
     """How likely a run of ours beats one of theirs: P(X > Y) + P(X = Y) / 2, averaged over tasks (section 4.3).
 
     Takes the scores (n,) and (m,) of both sets of runs for each task. Returns the probability and the ends of its 95%
-    interval. Of one task it is the score interval. Of several it is, at each end, the wider one of two: the percentile
-    bootstrap, which resamples the runs of each task and set, and the tasks' score intervals combined (Zou and Donner
-    2008, https://doi.org/10.1002/sim.3095). The bootstrap has no width where all runs of one set win.
+    interval. One task has the score interval. Several tasks have the wider of two intervals at each end: the percentile
+    bootstrap over the runs of each task and set, and the tasks' score intervals combined (Zou and Donner 2008,
+    https://doi.org/10.1002/sim.3095). The bootstrap has no width where all runs of one set win.
     """
     rng = np.random.default_rng(0)
     rows, resampled = [], []

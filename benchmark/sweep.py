@@ -11,8 +11,8 @@ What follows `--` goes to the scripts unchanged. All that a sweep makes is in it
 
 The same command again skips what has finished, resumes what was cut off or failed, and runs what is missing; with more
 tasks or seeds it runs these, too. Nothing depends on the sweep's memory: each run has a process of its own (`--job`)
-that writes the run's journal and locks it, and the script inherits the lock. So whatever was killed, a run that lives
-is waited for, and is never started twice.
+that writes the run's journal and locks it, and the script inherits the lock. So whichever process was
+killed, a run that still lives is waited for and never started twice.
 
 A script must take --env-id, --exp-name and --seed, and write runs/{env_id}__{exp_name}__{seed}__{timestamp}. With
 --resume FOLDER it goes on from checkpoint.pt there, or refuses in the words of NOTHING_LEFT or UNREADABLE. On SIGTERM
@@ -97,7 +97,7 @@ class Args:
     first_seed: int = 1
     """the smallest seed"""
     seeds: tuple[int, ...] = ()
-    """a list of seeds in the place of these two"""
+    """a list of seeds, instead of --num-seeds and --first-seed"""
     workers: int | None = None
     """runs at the same time: 1 if not given, and as many as Slurm allows with --launcher slurm; they share the cores
     (OMP_NUM_THREADS, unless it is set) and the GPUs"""
@@ -112,8 +112,8 @@ class Args:
     dry_run: bool = False
     """start nothing: print the state and the next command of each run and, with --launcher slurm, the array job"""
     launcher: Literal["local", "slurm", "ray"] = "local"
-    """on this machine, as an array job of Slurm, or on the Ray cluster of RAY_ADDRESS, or of this machine if that is
-    not set; all nodes must see the scripts and the folder
+    """local: this machine; slurm: an array job; ray: the Ray cluster of RAY_ADDRESS, or one on this machine if that is
+    not set. All nodes must see the scripts and the folder
     """
     prologue: tuple[str, ...] = ()
     """with --launcher slurm: lines of shell before each run, such as "module load cuda" """
@@ -363,7 +363,7 @@ def run_job(job: Job, time_limit: float | None = None) -> int:
 
 
 def requeue() -> None:
-    """Requeues this task of a Slurm array after it was stopped, unless it was cancelled: that was the time limit."""
+    """Requeues this task of a Slurm array if Slurm's time limit stopped it, but not if it was cancelled."""
     task = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     if output_of("squeue", "--noheader", "--format=%T", f"--jobs={task}") == "RUNNING":
         subprocess.run(["scontrol", "requeue", task], check=False)
@@ -505,7 +505,7 @@ def job_command(args: Args, job: Job, index: str) -> str:
 
 
 def connect_local(jobs: Sequence[Job], args: Args) -> Start:
-    """Returns what starts a run's process on this machine, beyond the terminal's Ctrl-C, with its cores and GPU."""
+    """Returns what starts a run's process on this machine, with its cores and GPU. Ctrl-C does not end it."""
     gpus = find_gpus() if jobs[0].uses_gpu else []
     cores, workers = usable_cores(), args.workers or 1
     if gpus and workers > len(gpus) * args.workers_per_gpu:

@@ -465,5 +465,5 @@ def test_runs_of_another_kind(
     if flag == "initialize-from":
         with pytest.raises(SystemExit, match="2"):
             selfplay.main(parse_args(selfplay.Args, ["--evaluate", str(one), "--initialize-from", str(one)]))
-        assert capsys.readouterr().err.startswith("error: --initialize-from takes --exploitability besides")
+        assert capsys.readouterr().err.startswith("error: --initialize-from takes a run that trains")
     assert set(Path("runs").iterdir()) == folders

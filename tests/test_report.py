@@ -511,7 +511,7 @@ def test_report(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
     assert distance == pytest.approx(float(pooled["ppo"].split()[0]) - float(pooled["sac"].split()[0]), abs=2e-3)
     assert low < distance < high
 
-    uneven = "An experiment has not as many runs on each task"
+    uneven = "The number of runs differs between tasks"
     assert uneven not in text
     main(Args(runs=folders[1:], output=tmp_path / "uneven", normalize_by="sac"))
     assert uneven in capsys.readouterr().out

@@ -510,7 +510,7 @@ def test_streams(streams: str, expected: dict[str, tuple[float, float]]) -> None
         ({"streams": "gail:1:1", "demonstrations": "x.npz"}, "--streams takes NAME"),
         ({"streams": "extrinsic:1:1,rnd:1:1"}, "--streams takes NAME"),
         ({"streams": "curiosity", "gamma": 1.0}, "--streams takes NAME"),
-        ({"streams": "extrinsic"}, "--streams takes at least one stream beside extrinsic"),
+        ({"streams": "extrinsic"}, "--streams takes at least one stream besides extrinsic"),
         ({"streams": "gail"}, "--demonstrations takes"),
         ({"demonstrations": "x.npz"}, "--demonstrations takes"),
         ({"streams": "gail", "demonstrations": "missing.npz"}, "--demonstrations takes a file"),

@@ -26,7 +26,7 @@ def task_exception(error: BaseException | None) -> BaseException | None:
 
 
 class PartLost(Exception):
-    """A process of the run has died with data that no other one has: the run goes on from its last checkpoint."""
+    """A process of the run has died and is not replaced, or cannot be started. The last checkpoint can be resumed."""
 
 
 def missing_package(what: str, error: ModuleNotFoundError) -> SystemExit:

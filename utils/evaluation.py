@@ -46,8 +46,8 @@ def score_policies(
 ) -> dict[str, float]:
     """Each behaviour's mean score against every scripted player, as metrics; a win is 1, a draw 0.5.
 
-    The agents' current policies play, or `policies`, one for each side. If there is a folder for it, one game against
-    the scripted player that does best is recorded.
+    The agents' current policies play, or `policies`, one for each side. With `video_folder`, one game of each is
+    recorded, against the scripted player that does best.
     """
     env = make_games(1)
     own = policies or current_players(env, agents, "policy")
@@ -90,7 +90,7 @@ def snapshot_table(
 
 
 def snapshot_lineups(pools: Mapping[str, SnapshotPool], behaviors: Sequence[str]) -> list[tuple[Snapshot, ...]]:
-    """A snapshot of each behaviour, oldest first: those that are equally many snapshots before the last one."""
+    """Line-ups, oldest first: a snapshot of each behaviour, all of them equally many snapshots before the last one."""
     newest_first = [reversed(pools[behavior].snapshots) for behavior in behaviors]
     return list(zip(*newest_first, strict=False))[::-1]
 
@@ -160,9 +160,9 @@ def load_policies(
 def evaluate_run(
     args: Any, make_env: MakeGames, load_run: Callable[[Path, str], Any], train: Callable[[Any], Path]
 ) -> dict[str, np.ndarray]:
-    """--evaluate: the scores and the table of a run, with --against its score against another player, with --play a
-    person's games against it, or with --exploitability the score of a policy that learns to beat it. Returns what
-    `score_pairs` does.
+    """--evaluate: prints the scores and the table of a run. With --against: its score against another player. With
+    --play: a person plays against it. With --exploitability: trains a policy to beat it, and scores that policy.
+    Returns the result of `score_pairs`, or {} where that is not called.
 
     `make_env(args, num_games, render)` makes games, `load_run(folder, flag)` gives the agents, pools and arguments of a
     saved run, and `train(args)` trains and returns the run folder.
@@ -177,7 +177,7 @@ def evaluate_run(
         play_at_keyboard(args, make_games, agents, own)
         return {}
     if args.initialize_from is not None and not args.exploitability:
-        fail("--initialize-from takes --exploitability besides, or a run that trains")
+        fail("--initialize-from takes a run that trains, or --exploitability")
     if args.exploitability:
         response = train_response(args, train)
         players = load_players(response, load_run(response, "evaluate")[1], groups, "last", "response")

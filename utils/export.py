@@ -64,7 +64,7 @@ class Policy(nn.Module):
         return values if self.space.dtype == np.float64 else values.float()
 
     def act(self, obs: np.ndarray, masks: np.ndarray) -> np.ndarray:
-        """The same by the script's own code for evaluation, but Box actions in units of half their range."""
+        """The same by the script's own code for evaluation, but with Box actions in [-1, 1]."""
         if self.space is None:
             return self.agent.act(obs, masks)
         inputs = (obs, masks) if hasattr(self.agent.actor, "sample") else (obs,)

@@ -405,7 +405,7 @@ class Pursuit(DiscGame):
         """Forces: chase heads for the evader's future position, flee for the reachable place farthest from pursuers."""
         pursuers, evader = self.position[:2], self.position[2]
         if name == "chase":
-            # The pursuer needs about distance / 1 s to reach the evader: their closing speed is about 1.
+            # The pursuer is taken to approach at speed 1, so it needs about `distance` seconds to reach the evader.
             return unit(evader + np.abs(evader - pursuers) * self.velocity[2] - pursuers)
         places = within(self.walls, evader + PUSHES[:, None])  # places within a second of the evader, (9, num_games)
         safety = np.abs(places - pursuers[:, None]).min(axis=0)

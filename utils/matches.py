@@ -35,7 +35,7 @@ CURRENT = Snapshot({}, step=0, rating=0.0, name="current")  # a behaviour as it 
 def check_opponents(args: Any) -> None:
     """Checks the arguments that both self-play scripts have; exits with one sentence."""
     if args.evaluate is None and (flags := [x for x in ("against", "play", "exploitability") if getattr(args, x)]):
-        fail(f"--{flags[0]} takes --evaluate RUN_FOLDER besides, the run whose policy it is to play")
+        fail(f"--{flags[0]} takes --evaluate RUN_FOLDER, too: the run whose policies play")
     if args.against and args.exploitability:
         fail("--against takes the place of --exploitability: give one of the two")
     if args.swap_steps and args.swaps_per_turn is not None:
@@ -170,7 +170,7 @@ class Matches:
     def give_turn(self, behavior: str) -> None:
         """Makes this behaviour the learner, rated as its newest snapshot, and draws new opponents for all games.
 
-        With three behaviours or more, snapshots lose their results: those are of games against another behaviour.
+        With three behaviours or more, snapshots lose their results, because those are against the previous learner.
         """
         if behavior != self.learner and len(self.pools) > 2:
             for snapshot in (snapshot for pool in self.rivals.values() for snapshot in pool.snapshots):
@@ -255,7 +255,7 @@ class Matches:
         self.drawn_at[game] = self.ghost_steps
 
     def _seats(self, team: int) -> list[int]:
-        """The teams of this team's side by behaviour; of one behaviour this team is the first."""
+        """The teams of this team's side, sorted by behaviour. Among those of its own behaviour this team is first."""
         return sorted(self.allies[team], key=lambda t: (self.behaviors[t], t != team))
 
     def next_game(self, game: int) -> None:

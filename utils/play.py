@@ -225,7 +225,7 @@ def play_at_keyboard(
     for team in env.teams:
         if explain_keys(env, team) is None:
             actions = f"{team.branches or team.action_dim} in {args.env_id}"
-            takes = "actions of one or two numbers, of one choice of ten or fewer, or of two choices of three"
+            takes = "actions of one or two numbers, one branch of up to ten choices, or two branches of three choices"
             fail(f"--play takes a game with {takes}, and they are {actions}")
     optional: Any = env
     if hasattr(env, "restarts"):

@@ -285,9 +285,9 @@ class LeanVectorEnv(gym.vector.SyncVectorEnv):
 def vectorize(env_fns: Sequence[Callable[..., gym.Env]], args: Any, video: Path | None = None) -> gym.vector.VectorEnv:
     """The environments stepped together as --vectorization says, with AutoresetMode.SAME_STEP.
 
-    With `video`, a path without suffix, the first episode of the first one is recorded; its function is called with
-    `render_mode`. Exits with one sentence if the task is not one for these scripts. An exception of a task becomes a
-    TaskError that says which environment raised it.
+    With `video`, a path without suffix, the first episode of the first environment is recorded; `env_fns[0]` is called
+    with `render_mode`. Exits with one sentence if the task does not suit these scripts. An exception of a task becomes
+    a TaskError that says which environment raised it.
     """
     fns = [partial(TaskEnv, make_env, i, None if i else video) for i, make_env in enumerate(env_fns)]
     vector_class: Any = gym.vector.AsyncVectorEnv if args.vectorization == "async" else LeanVectorEnv
@@ -342,7 +342,7 @@ class TaskEnv(gym.Wrapper):
         return obs, reward, terminated, truncated, {}
 
     def check_shape(self, obs: Any, place: str) -> None:
-        """Stacking would repeat an observation of another shape, or fail without the environment's index."""
+        """Raises TaskError for another shape: stacking would repeat it, or fail without the environment's index."""
         if np.shape(obs) != self.obs_shape:
             raise TaskError(f"{place}: the observation must have the shape {self.obs_shape}, not {np.shape(obs)}")
 
@@ -434,7 +434,7 @@ trains = False  # whether the run has begun its first step, so that there is som
 
 
 def cannot_be_made(message: str, error: BaseException) -> NoReturn:
-    """Exits with one sentence that begins with the task; in a run that trains, a TaskError, so that it is saved."""
+    """Exits with one sentence that begins with the task. A run that trains raises TaskError instead, so it is saved."""
     if trains:
         raise TaskError(message) from error
     fail(f"--env-id {message}")
@@ -545,7 +545,7 @@ def describe_memory(args: Any, error: BaseException) -> str:
 
 
 def seed_streams(seed: int, global_step: int) -> int:
-    """Seeds all random streams from the run's seed and the step, so that none has to be saved; returns that seed."""
+    """Seeds all random streams from a run's seed and step, so that none has to be saved; returns their new seed."""
     step_seed = int(np.random.SeedSequence((seed, global_step)).generate_state(1)[0]) // 2  # below 2^31
     random.seed(step_seed)
     np.random.seed(step_seed)
@@ -1090,7 +1090,7 @@ class BufferFiles:
         return torch.arange(start, stop, device=column.device) % len(column)
 
     def state_dict(self) -> dict[str, Any]:
-        """Writes the new transitions, and returns the names of all files that hold the buffer."""
+        """Writes the new transitions; returns the number stored so far, and (start, stop) of each file."""
         columns, total = self.buffer.columns, self.buffer.total
         oldest = total - len(next(iter(columns.values())))
         start = max(self.files[-1][1] if self.files else 0, oldest)

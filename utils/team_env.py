@@ -105,9 +105,9 @@ class TeamEnv(Protocol):
 
     Further attributes are optional. Videos and `--play` use two of them: `render_fps` is the game's own speed in steps
     per second, 10 if it is missing. `restarts` is True; once it is set to False, games that end stay as they are until
-    `reset`. For `--play` alone see `utils/play.py`. With `restart(games)`, which starts new games at these indices and
-    returns obs, the first games after a reset are cut off at different steps (`utils/matches.py`); `max_steps` is then
-    a first guess of a game's length.
+    `reset`. For `--play` alone see `utils/play.py`. `restart(games)` starts new games at these indices and returns obs.
+    If there is this method, the first games after a reset are cut off at different steps (`utils/matches.py`), and
+    `max_steps` is a first guess of a game's length.
     """
 
     num_games: int
@@ -265,7 +265,7 @@ def name_teams(agents: list[str]) -> list[Group]:
 
 
 def read_teams(env_id: str, named: Mapping[str, Any], agents: list[str]) -> list[Group]:
-    """The teams of --teams. A value is a list of agents, or of a side of several teams a list for each behaviour.
+    """The teams of --teams. A value lists agents. For a side of several teams, it maps behaviours to such lists.
 
     Behaviours of one name are one policy, and so are all teams without a behaviour. Raises BadGame if an agent is
     missing, is there twice, or is not in the game.

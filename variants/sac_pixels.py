@@ -1,8 +1,8 @@
 """SAC from pictures: a convolutional encoder in front of policy and critics, for any task that renders.
 
-Random shifts: DrQ (Yarats, Kostrikov and Fergus 2021, https://arxiv.org/abs/2004.13649). The policy's gradient stops
-behind the encoder; in DrQ and in SAC-AE (Yarats et al. 2021, https://arxiv.org/abs/1910.01741) at its convolutions.
-Encoders: those of ML-Agents. How it differs from `sac_continuous.py`:
+Random shifts: DrQ (Yarats, Kostrikov and Fergus 2021, https://arxiv.org/abs/2004.13649). The encoder gets no
+gradient of the policy; in DrQ and SAC-AE (Yarats et al. 2021, https://arxiv.org/abs/1910.01741) only its convolutions
+get none. The encoders are those of ML-Agents. How it differs from `sac_continuous.py`:
 - An observation is the last `--frame-stack` pictures (`Pixels`), which the task renders or has as its observations.
 - One encoder turns it into 50 features for the policy and for both critics. It is part of the critics: they train it,
   and it has a target network. The policy's gradient does not reach it.
@@ -141,7 +141,7 @@ class Pixels(gym.Wrapper):
         self.observation_space = gym.spaces.Box(0, 255, (args.frame_stack * self.frames[0].size,), np.uint8)
 
     def see(self, obs: Any) -> np.ndarray:
-        """The picture of now as bytes (frame_dim,), scaled to a square by the means of boxes of pixels."""
+        """The current picture as bytes (frame_dim,), scaled to a square by averaging boxes of pixels."""
         picture, size = np.asarray(self.env.render() if self.is_rendered else obs), self.args.frame_size
         picture = picture[..., None] if picture.ndim == 2 else picture  # a grey one
         if picture.ndim != 3 or picture.shape[2] > 4 or picture.dtype != np.uint8:
@@ -475,7 +475,7 @@ def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor
 
 
 def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
-    """The entropy coefficient's loss, which raises it while the entropy is below its target (eq. 18)."""
+    """Loss of the entropy coefficient: raises the coefficient while the entropy is below its target (eq. 18)."""
     alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
@@ -559,7 +559,7 @@ def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
 
 
 def update(agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, num_updates: int) -> Metrics:
-    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` is the number of earlier ones."""
+    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` counts the earlier rounds."""
     actions = batch[1]
     places = torch.randint(2 * args.max_shift + 1, (2, len(actions), 2), device=actions.device)
     gradient, features, metrics = compute_qf_gradient(agent, batch, places, torch.randn_like(actions), args)
@@ -582,7 +582,7 @@ def update(agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, 
 
 # === Evaluation =======================================================================================================
 
-MAX_EPISODE_STEPS = 10_000  # an evaluation cuts an episode off after so many
+MAX_EPISODE_STEPS = 10_000  # steps after which an evaluation cuts an episode off
 
 
 def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
@@ -639,7 +639,7 @@ def main(args: Args) -> Path:
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, args.frame_stack, obs_dim, action_dim, device)
     counters = {"num_updates": 0}  # a dict, which checkpoints save and load
 
-    rest = {"optimizer": optimizers, "counters": counters}  # of a checkpoint, which has the model and the buffer, too
+    rest = {"optimizer": optimizers, "counters": counters}  # of a checkpoint, besides model and buffer
     with Run(args, envs, total_steps, stride, model={"agent": agent}, rest=rest, buffers={"replay": buffer}) as run:
         # `run.steps()` yields the number of steps taken so far, and a seed where episodes begin anew. Between two
         # iterations it writes the checkpoints, and after the last one model.pt.

@@ -374,7 +374,7 @@ def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor
 
 
 def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
-    """The entropy coefficient's loss, which raises it while the entropy is below its target (eq. 18)."""
+    """Loss of the entropy coefficient: raises the coefficient while the entropy is below its target (eq. 18)."""
     alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
@@ -457,7 +457,7 @@ PLAIN: GradientFns = (compute_qf_gradient, compute_actor_gradient)  # `main` com
 def update(
     agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, num_updates: int, fns: GradientFns = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` is the number of earlier ones."""
+    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` counts the earlier rounds."""
     qf_gradient_fn, actor_gradient_fn = fns
     actions = batch[1]
     gradient, metrics = qf_gradient_fn(agent, batch, torch.randn_like(actions), args)
@@ -536,7 +536,7 @@ class RolloutWorker:
 
 # === Evaluation =======================================================================================================
 
-MAX_EPISODE_STEPS = 10_000  # an evaluation cuts an episode off after so many
+MAX_EPISODE_STEPS = 10_000  # steps after which an evaluation cuts an episode off
 
 
 def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
@@ -590,7 +590,7 @@ class Exchange:
         """Starts all parts and the first rollouts. `actor` are the policy's parameters, as its optimiser has them."""
         self.args, self.run, self.agent, self.actor, self.counters = args, run, agent, actor, counters
         self.rollouts = dict[Any, tuple[int, int]]()  # calls under way, oldest first, with worker and shard
-        self.evaluations, self.messages = dict[Any, int](), deque[Any]()  # calls under way, the former with their steps
+        self.evaluations, self.messages = dict[Any, int](), deque[Any]()  # calls under way; evaluations have their step
         self.lags, self.totals = list[tuple[float, float]](), Totals()
         self.shards = shards.start(run.folder.resolve() / "checkpoint.replay")
         self.sizes = [min(state["total"], args.buffer_size // len(self.shards)) for state in shards.states]
@@ -620,7 +620,7 @@ class Exchange:
         self.started += self.run.stride
 
     def next_rollout(self) -> dict[str, Any]:
-        """What a worker says of a rollout that it has stored (`RolloutWorker.rollout`); the worker begins the next."""
+        """Waits for a stored rollout and returns its facts (`RolloutWorker.rollout`). The worker begins the next."""
         with self.totals.timing("waiting"):
             reference = wait(self.rollouts)
         rollout, (index, shard) = get(reference), self.rollouts.pop(reference)
@@ -633,7 +633,7 @@ class Exchange:
         return rollout
 
     def minibatches(self, device: torch.device) -> Iterator[Batch]:
-        """Yields minibatches without end, each from one shard, drawn with a probability that grows with its size."""
+        """Yields minibatches without end. Each is from one shard, drawn with a probability proportional to its size."""
         while True:
             while len(self.messages) <= AHEAD:
                 (shard,) = random.choices(self.shards, self.sizes)

@@ -1,4 +1,4 @@
-"""SAC with memory: a recurrent policy and recurrent critics, for tasks in which one observation does not tell all.
+"""SAC with memory: a recurrent policy and recurrent critics, for partially observed tasks.
 
 Ni et al. 2022, https://arxiv.org/abs/2110.05038; the stored state and the burn-in are of R2D2 (Kapturowski et al. 2019,
 https://openreview.net/forum?id=r1lyTjAqYX). How it differs from `sac_continuous.py`:
@@ -251,7 +251,7 @@ class Memory(nn.Module):
         inputs, next_inputs, starts = inputs[burn_in:], next_inputs[burn_in:], starts[burn_in:]
 
         # Each stretch of an episode becomes a row of its own, and the observation after its last step follows it. So
-        # the memory goes over all stretches in one call. What it makes of a row's empty places at the end is not read.
+        # the memory goes over all stretches in one call. Its outputs at a row's empty end are not used.
         times = torch.arange(len(starts), device=starts.device)[:, None]
         begins = starts | (times == 0)
         offsets = times - (times * begins).cummax(0).values  # (steps, n): steps since the stretch began
@@ -462,7 +462,7 @@ def compute_actor_loss(
 
 
 def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
-    """The entropy coefficient's loss, which raises it while the entropy is below its target (eq. 18)."""
+    """Loss of the entropy coefficient: raises the coefficient while the entropy is below its target (eq. 18)."""
     alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
@@ -503,7 +503,7 @@ def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor
 
 
 def make_sequences(agent: Agent, batch: Batch, args: Args) -> Sequences:
-    """What the actor's memory goes over, and the critics' memory; without --stored-state they begin with zeros."""
+    """Arguments of the actor's and of the critics' memory; without --stored-state memories begin with zeros."""
     obs, actions, rewards, next_obs, _, memory = batch
     past = memory[..., : agent.past_dim]
     inputs, next_inputs = agent.inputs(obs, past[..., 1:-1], past[..., -1]), agent.inputs(next_obs, actions, rewards)
@@ -556,7 +556,7 @@ def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
 
 
 def update(agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, num_updates: int) -> Metrics:
-    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` is the number of earlier ones."""
+    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` counts the earlier rounds."""
     actions = batch[1]
     gradient, metrics = compute_qf_gradient(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)
@@ -578,7 +578,7 @@ def update(agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, 
 
 # === Evaluation =======================================================================================================
 
-MAX_EPISODE_STEPS = 10_000  # an evaluation cuts an episode off after so many
+MAX_EPISODE_STEPS = 10_000  # steps after which an evaluation cuts an episode off
 
 
 def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
@@ -638,7 +638,7 @@ def main(args: Args) -> Path:
     buffer = ReplayBuffer(args.buffer_size, args.num_envs, obs_dim, action_dim, memory_dim, device)
     counters = {"num_updates": 0}  # a dict, which checkpoints save and load
 
-    rest = {"optimizer": optimizers, "counters": counters}  # of a checkpoint, which has the model and the buffer, too
+    rest = {"optimizer": optimizers, "counters": counters}  # of a checkpoint, besides model and buffer
     with Run(args, envs, total_steps, stride, model={"agent": agent}, rest=rest, buffers={"replay": buffer}) as run:
         # `run.steps()` yields the number of steps taken so far, and a seed where episodes begin anew. Between two
         # iterations it writes the checkpoints, and after the last one model.pt.

@@ -133,9 +133,9 @@ def check_args(args: Args) -> None:
     """Checks what limits cannot express; exits with one sentence."""
     streams = parse_streams(args)
     if len(streams) == 1:
-        fail("--streams takes at least one stream beside extrinsic: with that alone it is sac_continuous.py")
+        fail("--streams takes at least one stream besides extrinsic: for extrinsic alone use sac_continuous.py")
     if ("gail" in streams) != bool(args.demonstrations):
-        fail("--demonstrations takes the file that gail of --streams imitates, and gail of --streams takes that file")
+        fail("--demonstrations takes the file that gail imitates: give it if --streams has gail, and only then")
     if args.learning_starts < args.batch_size:
         fail(f"--learning-starts takes at least --batch-size, {args.batch_size}, not {args.learning_starts}")
     if args.buffer_size < args.num_envs:
@@ -315,7 +315,7 @@ class GAIL(nn.Module):
     def forward(self, batch: tuple[Tensor, ...]) -> Signal:
         """The reward is -log(1 - D); the loss is the cross-entropy and a gradient penalty (Gulrajani et al. 2017).
 
-        A terminated episode adds a step in the absorbing state to its side (Kostrikov et al. 2019).
+        Each termination, also in demonstrations, adds a step in the absorbing state (Kostrikov et al. 2019).
         """
         obs, actions, _, _, terminations, _ = batch[:6]
         expert_obs, expert_actions, _, _, expert_terminations, _ = batch[6:]
@@ -449,8 +449,8 @@ def compute_td_target(
 ) -> Tensor:
     """The critics' regression target (batch_size, num_streams): reward plus discounted value of the next state.
 
-    The extrinsic head has the soft value (eq. 2, 3). After a termination the value is `end_values` (num_streams,) where
-    the stream sees the end of an episode. Elsewhere it is that of `next_obs`, with which the next episode begins.
+    The extrinsic head has the soft value (eq. 2, 3). After a termination the next value of extrinsic and gail is
+    `end_values` (num_streams,). For the others it is that of `next_obs`, the first observation of the next episode.
     """
     mean, log_std = agent.actor(next_obs)
     next_actions, next_log_prob = sample_actions(mean, log_std, noise)
@@ -483,7 +483,7 @@ def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor
 
 
 def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
-    """The entropy coefficient's loss, which raises it while the entropy is below its target (eq. 18)."""
+    """Loss of the entropy coefficient: raises the coefficient while the entropy is below its target (eq. 18)."""
     alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
@@ -596,7 +596,7 @@ def update(
 
 # === Evaluation =======================================================================================================
 
-MAX_EPISODE_STEPS = 10_000  # an evaluation cuts an episode off after so many
+MAX_EPISODE_STEPS = 10_000  # steps after which an evaluation cuts an episode off
 
 
 def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
@@ -662,7 +662,7 @@ def main(args: Args) -> Path:
         sources[1].add(*demonstrations, demonstrations[3])
     counters = {"num_updates": 0}  # a dict, which checkpoints save and load
 
-    rest = {"optimizer": optimizers, "counters": counters}  # of a checkpoint, which has the model and the buffer, too
+    rest = {"optimizer": optimizers, "counters": counters}  # of a checkpoint, besides model and buffer
     with Run(args, envs, total_steps, stride, model={"agent": agent}, rest=rest, buffers={"replay": buffer}) as run:
         gradient_fns = PLAIN
         if args.compile:

@@ -345,7 +345,7 @@ def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor
 
 
 def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
-    """The entropy coefficient's loss, which raises it while the entropy is below its target (2018b, eq. 18)."""
+    """Loss of the entropy coefficient: raises the coefficient while the entropy is below its target (2018b, eq. 18)."""
     alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
@@ -430,7 +430,7 @@ PLAIN: GradientFns = (compute_qf_gradient, compute_actor_gradient)  # `main` com
 def update(
     agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, num_updates: int, fns: GradientFns = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics and state value, actor, target; `num_updates` is the number of earlier ones."""
+    """One round of Algorithm 1: critics and state value, actor, target; `num_updates` counts the earlier rounds."""
     qf_gradient_fn, actor_gradient_fn = fns
     actions = batch[1]
     gradient, metrics = qf_gradient_fn(agent, batch, torch.randn_like(actions), args)
@@ -451,7 +451,7 @@ def update(
 
 # === Evaluation =======================================================================================================
 
-MAX_EPISODE_STEPS = 10_000  # an evaluation cuts an episode off after so many
+MAX_EPISODE_STEPS = 10_000  # steps after which an evaluation cuts an episode off
 
 
 def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
@@ -508,7 +508,7 @@ def main(args: Args) -> Path:
     buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim, device)
     counters = {"num_updates": 0}  # a dict, which checkpoints save and load
 
-    rest = {"optimizer": optimizers, "counters": counters}  # of a checkpoint, which has the model and the buffer, too
+    rest = {"optimizer": optimizers, "counters": counters}  # of a checkpoint, besides model and buffer
     with Run(args, envs, total_steps, stride, model={"agent": agent}, rest=rest, buffers={"replay": buffer}) as run:
         gradient_fns = PLAIN
         if args.compile:
