@@ -148,7 +148,7 @@ def test_evaluation_uses_the_statistics(script: ModuleType, train: Train, capsys
 
 @pytest.mark.parametrize(("task", "bound"), [("Pendulum-v1", 2.0), ("Hopper-v5", 1.0)])
 def test_evaluation_against_a_plain_loop(script: ModuleType, task: str, bound: float, train: Train) -> None:
-    """One environment at a time, stepped by hand; the episodes of Hopper have different lengths."""
+    """One environment at a time, stepped by hand; Hopper falls, and Pendulum's episodes have 200 steps."""
     folder = train(script, env_id=task, norm_obs=True)
     args = script.parse_args(script.Args, ["--evaluate", str(folder), "--eval-episodes", "3"])
     agent = script.Agent(script.make_envs(args, 1), args)
@@ -166,7 +166,7 @@ def test_evaluation_against_a_plain_loop(script: ModuleType, task: str, bound: f
             total, length, done = total + float(reward), length + 1, termination or truncation
         returns.append(total)
         lengths.append(length)
-    assert (len(set(lengths)) > 1) == (task == "Hopper-v5")
+    assert (max(lengths) < 200) == (task == "Hopper-v5")
     assert metrics["eval/return_mean"] == pytest.approx(np.mean(returns), rel=1e-5)
     assert metrics["eval/return_std"] == pytest.approx(np.std(returns), rel=1e-4)
     assert metrics["eval/length_mean"] == pytest.approx(np.mean(lengths))
