@@ -323,11 +323,12 @@ def mlp_products(rows: int, widths: tuple[int, ...], copies: int, weights: bool,
 
 def update_products(name: str, ours: Any, obs_dim: int, action_dim: int) -> list[Product]:
     """The matrix products of one update of a single-agent script with these arguments."""
+    hidden = importlib.import_module(Path(name).stem).HIDDEN_SIZES
     if name == "ppo_continuous.py":
-        both = [(obs_dim, 64, 64, action_dim), (obs_dim, 64, 64, 1)]
+        both = [(obs_dim, *hidden, action_dim), (obs_dim, *hidden, 1)]
         return [p for widths in both for p in mlp_products(ours.minibatch_size, widths, 1, weights=True, inputs=False)]
     products = partial(mlp_products, ours.batch_size)
-    actor, critic = (obs_dim, 256, 256, 2 * action_dim), (obs_dim + action_dim, 256, 256)  # without the last: a sum
+    actor, critic = (obs_dim, *hidden, 2 * action_dim), (obs_dim + action_dim, *hidden)  # without the last: a sum
     target = products(actor, 1, weights=False, inputs=False) + products(critic, 2, weights=False, inputs=False)
     critics_step = products(critic, 2, weights=True, inputs=False)
     actor_step = products(actor, 1, weights=True, inputs=False) + products(critic, 2, weights=False, inputs=True)
