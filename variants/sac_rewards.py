@@ -467,7 +467,7 @@ def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tenso
     metrics = {"losses/qf1_loss": qf_losses[0], "losses/qf2_loss": qf_losses[1]}
     means = qf_values.mean(1)
     metrics |= {"losses/qf1_values": means[0].sum(), "losses/qf2_values": means[1].sum()}
-    names = ("extrinsic", *agent.streams)
+    names = ("extrinsic", *agent.streams.keys())  # .keys(): PyTorch 2.11 cannot compile it without
     metrics |= {f"losses/{name}_values": x for name, x in zip(names, means.mean(0), strict=True)}
     return qf_losses.sum(), metrics
 
@@ -537,7 +537,7 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
     loss, metrics = compute_qf_loss(agent, obs, actions, td_target)
     gradient = compute_gradient(loss + losses.sum(), agent.groups()["q"])
     metrics["losses/qf_grad_norm"] = gradient.norm()
-    for k, name in enumerate(agent.streams):
+    for k, name in enumerate(agent.streams.keys()):
         metrics |= {f"losses/{name}_loss": losses[k], f"losses/{name}_rewards": rewards[:, k + 1].mean()}
     return gradient, intrinsic.detach(), {name: value.detach() for name, value in metrics.items()}
 
