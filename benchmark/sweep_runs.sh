@@ -100,7 +100,8 @@ case $1 in
         rewards rnd variants/sac_rewards --streams extrinsic,rnd
         rewards curiosity02 variants/sac_rewards --streams extrinsic,curiosity:0.2
         rewards without sac_continuous
-        report sac_rewards sweeps/rewards_{rnd,curiosity02,without}/runs/*
+        report sac_rewards sweeps/rewards_{rnd,curiosity02,without}/runs/* --labels rnd="random network distillation" \
+            curiosity02="curiosity, strength 0.2" without="sac_continuous.py"
         ;;
     sac_pixels) # Pendulum from pictures, with random shifts and without; two hours of one core
         flags="--grey --total-timesteps 15000 --eval-freq 3000 --checkpoint-freq 3000 --no-cuda"
@@ -110,7 +111,7 @@ case $1 in
         }
         pixels shifts
         pixels no_shifts --max-shift 0
-        report sac_pixels sweeps/pixels_{shifts,no_shifts}/runs/*
+        report sac_pixels sweeps/pixels_{shifts,no_shifts}/runs/* --labels shifts="random shifts" no_shifts="no shifts"
         ;;
     sac_crossq) # SAC without target networks beside SAC and the published curves, five hours
         for script in variants/sac_crossq sac_continuous; do
