@@ -363,7 +363,7 @@ def test_a_memory_that_is_wrong_is_not_written(
 
 
 @pytest.mark.parametrize("encoder", ["simple", "nature", "resnet"])
-def test_policies_of_pictures(encoder: str, train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_policies_of_pictures(encoder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The actions of an evaluation's stacks of bytes, and what a program needs to make them."""
     monkeypatch.chdir(tmp_path)
     flags = TINY_PIXELS | {"env_id": "Pendulum-v1", "encoder": encoder, "frame_size": 36, "grey": True}

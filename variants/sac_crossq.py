@@ -426,8 +426,7 @@ def compute_qf_loss(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tu
     # In a pass of its own (s', a') would be normalised by other statistics than (s, a), and training fails.
     logits = agent.qf(torch.cat([obs, next_obs]), torch.cat([actions, next_actions]), train=True)
     logits, next_logits = logits.chunk(2, dim=1)  # (2, batch_size, NUM_BINS)
-    next_values = agent.qf.values(next_logits)
-    td_target = compute_td_target(agent, rewards, next_values, next_log_prob, terminations, args)
+    td_target = compute_td_target(agent, rewards, agent.qf.values(next_logits), next_log_prob, terminations, args)
     qf_losses = -(agent.qf.histogram(td_target) * logits.log_softmax(-1)).sum(-1).mean(1)
     qf_values = agent.qf.values(logits)
     metrics = {"losses/qf1_loss": qf_losses[0], "losses/qf2_loss": qf_losses[1]}
