@@ -65,8 +65,9 @@ class Planes(Slides):
 
 
 class GreySlides(Slides):
-    """Its pictures have no axis of channels."""
+    """Its pictures have no axis of channels, and it cannot be rendered."""
 
+    metadata = {"render_modes": []}
     size = (20, 30)  # type: ignore[assignment]
 
 

@@ -384,10 +384,8 @@ class ReplayBuffer:
         self.newest[begins] = first_rows
         back = np.concatenate([np.zeros_like(first_rows), step_rows - self.newest])
         rows = torch.as_tensor(np.concatenate([first_rows, step_rows]) % len(self.back), device=device)
-        self.frames[rows], self.back[rows] = (
-            torch.as_tensor(frames, device=device),
-            torch.as_tensor(back, device=device),
-        )
+        self.frames[rows] = torch.as_tensor(frames, device=device)
+        self.back[rows] = torch.as_tensor(back, device=device)
         columns = np.concatenate([actions, rewards[:, None], terminations[:, None]], axis=1, dtype=np.float32)
         self.steps[rows[len(first_rows) :]] = torch.as_tensor(columns, device=device)
         self.newest, self.total = step_rows, self.total + len(frames)

@@ -693,9 +693,7 @@ def main(args: Args) -> Path:
             global_step += stride  # now the number of steps after this iteration
 
             # store
-            next_obs = np.where(
-                terminations[:, None], obs, final_obs
-            )  # at truncations targets bootstrap from final_obs
+            next_obs = np.where(terminations[:, None], obs, final_obs)  # the observation that targets bootstrap from
             buffer.add(prev_obs, actions, rewards, final_obs, terminations, next_obs)
             run.record(rewards, terminations | truncations)
 
