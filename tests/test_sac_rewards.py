@@ -142,7 +142,7 @@ def test_gail() -> None:
     def d(x: np.ndarray) -> float:
         return 1.0 / (1.0 + math.exp(-logit(x)))
 
-    end = np.array([0.0, 0.0, 0.0, 1.0])
+    end = np.array([0.0, 0.0, 0.0, 10.0])
     losses = []
     for i in range(8):
         own, shown = (np.array([*normalized(stream, batch[j][i]), batch[j + 1][i].item(), 0.0]) for j in (0, 6))
@@ -161,7 +161,7 @@ def test_gail() -> None:
 def test_the_penalty_reaches_the_discriminator() -> None:
     """A linear discriminator of the last input alone: transitions have a zero there, so D is 1/2 for all of them.
 
-    The loss is 10 (w - 1)^2 and the cross-entropy of the absorbing state, whose logit is w.
+    The loss is 10 (w - 1)^2 and the cross-entropy of the absorbing state, whose logit is 10 w.
     """
     agent, _ = make_agent()
     stream, batch = agent.streams["gail"], make_batch(9)
@@ -171,8 +171,26 @@ def test_the_penalty_reaches_the_discriminator() -> None:
         torch.zeros(1),
     )
     (gradient,) = torch.autograd.grad(stream(batch)[2], stream.discriminator.weight)
-    d = 1.0 / (1.0 + math.exp(-1.5))
-    assert gradient[0, 3].item() == pytest.approx(20.0 * 0.5 + (d - (1.0 - d)) / 3.0, rel=1e-4)
+    d = 1.0 / (1.0 + math.exp(-15.0))
+    assert gradient[0, 3].item() == pytest.approx(20.0 * 0.5 + 10.0 * (d - (1.0 - d)) / 3.0, rel=1e-4)
+
+
+def test_the_absorbing_state_has_no_reward_if_only_own_episodes_end() -> None:
+    """Observations are far from those of the demonstrations. After 500 steps a step in the absorbing state, which is as
+    near to them as it can be, has a lower reward than the policy's steps.
+    """
+    agent, _ = make_agent("gail")
+    stream = agent.streams["gail"]
+    optimizer = torch.optim.Adam(stream.discriminator.parameters(), lr=1e-3)
+    for _ in range(500):
+        batch = list(make_batch(64))
+        batch[0] = batch[0] + 6.0
+        batch[4], batch[10] = (torch.arange(64) % 10 == 0).float(), torch.zeros(64)
+        optimizer.zero_grad()
+        rewards, absorbing, loss = stream(tuple(batch))
+        loss.backward()
+        optimizer.step()
+    assert absorbing < rewards.mean()
 
 
 def test_gail_tells_what_it_has_been_shown() -> None:
@@ -588,13 +606,15 @@ def test_demonstrations_end_with_their_episodes() -> None:
         assert arrays["returns"].tolist() == [sum(range(1, length + 1)) for length in lengths]
 
 
-@pytest.mark.parametrize("fault", ["shape", "not finite", "empty", "column", "text"])
+@pytest.mark.parametrize("fault", ["shape", "not finite", "empty", "bounds", "column", "text"])
 def test_bad_demonstrations(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One sentence that names the flag."""
     file = make_demonstrations(obs_dim=2 if fault == "shape" else 3, n=0 if fault == "empty" else 50)
     arrays = dict(np.load(file))
     if fault == "not finite":
         arrays["actions"][3] = np.nan
+    if fault == "bounds":
+        arrays["actions"][3] = 2.0
     if fault == "column":
         del arrays["terminations"]
     np.savez(file, **arrays)

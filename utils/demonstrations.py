@@ -1,13 +1,15 @@
 """Demonstrations for imitation learning: transitions of a saved policy in a file `demonstrations.npz`."""
 
 import io
+import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from utils.run import fail, load_model, load_script, one_line, read_args, write_file
+from utils.run import fail, load_model, load_script, one_line, read_args, tell_exception, write_file
 
 MAX_EPISODE_STEPS = 10_000  # an episode is cut off there
 
@@ -23,6 +25,7 @@ def record_demonstrations(folder: Path, num_episodes: int, seed: int) -> None:
         takes = "--record-demonstrations takes a run of one agent without memory and pictures"
         fail(f"{takes}, and {folder} is one of {Path(script.__file__).name}")
     args = script.Args(**read_args(script.Args, folder, "record-demonstrations", script.LIMITS))
+    sys.excepthook = partial(tell_exception, args)  # names the task of the run, not that of the command
     args = args if args.vectorization == "native" else replace(args, vectorization="sync")
     envs = script.make_envs(args, num_episodes)
     agent = script.Agent(envs, args)
@@ -65,6 +68,8 @@ def load_demonstrations(file: str, obs_dim: int, action_dim: int) -> tuple[np.nd
             raise ValueError(f"its shapes are {shapes}, and the task has {widths}")
         if not len(columns["obs"]) or not all(np.isfinite(x).all() for x in columns.values()):
             raise ValueError("it has no transitions, or numbers that are not finite")
+        if np.abs(columns["actions"]).max() > 1.0 + 1e-6:
+            raise ValueError("its actions are not in [-1, 1]: scale them from the task's bounds")
     except Exception as error:  # each kind of damage has its own
         fail(
             f"--demonstrations takes a file of --record-demonstrations of the same task, not {file} ({one_line(error)})"

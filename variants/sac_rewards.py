@@ -310,7 +310,7 @@ class GAIL(nn.Module):
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()
         self.obs_rms = RunningMeanStd((obs_dim,))
-        self.discriminator = mlp(obs_dim + action_dim + 1, 128, 128, 1)  # the last input is 1 in the absorbing state
+        self.discriminator = mlp(obs_dim + action_dim + 1, 128, 128, 1)  # the last input: 10 in the absorbing state
 
     def forward(self, batch: tuple[Tensor, ...]) -> Signal:
         """The reward is -log(1 - D); the loss is the cross-entropy and a gradient penalty (Gulrajani et al. 2017).
@@ -321,7 +321,8 @@ class GAIL(nn.Module):
         expert_obs, expert_actions, _, _, expert_terminations, _ = batch[6:]
         policy = F.pad(torch.cat([self.obs_rms.normalize(obs), actions], dim=1), (0, 1))
         expert = F.pad(torch.cat([self.obs_rms.normalize(expert_obs), expert_actions], dim=1), (0, 1))
-        absorbing, n = F.pad(torch.zeros_like(policy[:1, 1:]), (0, 1), value=1.0), len(policy)
+        # 10, because slopes are near 1: nearer to the demonstrations its logit would be close to theirs.
+        absorbing, n = F.pad(torch.zeros_like(policy[:1, 1:]), (0, 1), value=10.0), len(policy)
         mix = torch.linspace(0.0, 1.0, n, device=policy.device)[:, None]  # in order: the pairs are random already
         mixed = torch.lerp(policy, expert, mix).requires_grad_()
         logits = self.discriminator(torch.cat([policy, expert, absorbing, mixed])).squeeze(1)
