@@ -705,7 +705,7 @@ def main(args: Args) -> Path:
     capacity = args.buffer_size // args.num_buffer_shards
     shards = Shards(args.num_buffer_shards, partial(ReplayBuffer, capacity, obs_dim, action_dim))
     connection = Connection(args.address, __name__, args.num_workers, args.worker_cpus)
-    counters = {"num_updates": 0}  # a dict, which checkpoints save and load
+    counters = {"num_updates": 0, "evaluated_at": 0}  # a dict, which checkpoints save and load
 
     rest = {"optimizer": optimizers, "counters": counters, "replay": shards}  # of a checkpoint, beside the model
     with Run(args, connection, total_steps, stride, model={"agent": agent}, rest=rest) as run:
@@ -717,6 +717,10 @@ def main(args: Args) -> Path:
             example = agent, batch, torch.zeros_like(batch[1]), args
             gradient_fns = compiled(compute_qf_gradient, *example), compiled(compute_actor_gradient, *example)
         minibatches, update_metrics = exchange.minibatches(device), Metrics()
+        if (
+            0 < run.global_step == counters["evaluated_at"]
+        ):  # resumed: the checkpoint was written before the result came
+            exchange.begin_evaluation(run.global_step)
         # Yields the steps taken so far. It writes the checkpoints between two iterations, and model.pt after the last.
         for global_step, _ in run.steps():
             if args.anneal_lr:
@@ -750,6 +754,7 @@ def main(args: Args) -> Path:
                 exchange.log_evaluations(may_wait=1)
             if run.due(args.eval_freq) and global_step < total_steps:
                 exchange.begin_evaluation(global_step)
+                counters["evaluated_at"] = global_step
         exchange.log_evaluations(may_wait=0)
         run.log(evaluate(agent, args, run.folder, "final"), total_steps)
     return run.folder
