@@ -615,7 +615,7 @@ def main(args: Args) -> Path:
                 rollout.dones[t] = rollout.terminations[t] | matches.of_learner(result.truncations)
                 discounted_return = own.gamma * discounted_return + rollout.rewards[t]
                 rollout.discounted_returns[t] = discounted_return
-                discounted_return[rollout.dones[t]] = 0.0
+                discounted_return[rollout.dones[t] | ~rollout.valid[t]] = 0.0
 
                 # rate, next opponents
                 obs = matches.finish_games(env, result, cut)
@@ -628,6 +628,8 @@ def main(args: Args) -> Path:
 
             # snapshot, change of turn
             end_turn(agent, matches, global_step, args)
+            if global_step == total_steps:  # now, because model.pt is written before the last evaluation
+                matches.add_final_snapshots(agents, args.save_steps)
             if matches.learner != learner:
                 run.begin_anew()  # the games of the next learner begin with a reset and a seed, as after a checkpoint
 
@@ -641,7 +643,6 @@ def main(args: Args) -> Path:
             run.log(metrics, global_step)
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agents, args), global_step)
-        matches.add_final_snapshots(agents, args.save_steps)
         run.log(evaluate(agents, args, run.folder if args.capture_video else None), total_steps)
         play_table(args, make_env, agents, matches.pools, run.folder, run)
     return run.folder

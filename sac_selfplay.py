@@ -655,8 +655,7 @@ def main(args: Args) -> Path:
         b: {name: Adam(group, learning_rates[b][name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
         for b, agent in agents.items()
     }
-    teams = {team.behavior: team for team in env.teams}
-    buffers = {behavior: ReplayBuffer(args.buffer_size, team, device) for behavior, team in teams.items()}
+    buffers = {b: ReplayBuffer(args.buffer_size, t, device) for b, t in {t.behavior: t for t in env.teams}.items()}
 
     # --- pools and ratings ---
     matches = start_matches(all_args, env, agents, total_steps, stride, load_rivals(args, load_run, env))
@@ -728,6 +727,8 @@ def main(args: Args) -> Path:
             # snapshot, change of turn
             if end_turn(agent, matches, global_step, args) and args.replay_opponents == "window":
                 buffers[matches.learner].leave_out(matches.oldest_opponent())
+            if global_step == total_steps:  # now, because model.pt is written before the last evaluation
+                matches.add_final_snapshots(agents, args.save_steps)
             if matches.learner != learner:
                 run.begin_anew()  # the games of the next learner begin with a reset and a seed, as after a checkpoint
 
@@ -740,7 +741,6 @@ def main(args: Args) -> Path:
                 run.log(metrics, global_step)
             if run.due(args.eval_freq) and global_step < total_steps:
                 run.log(evaluate(agents, args), global_step)
-        matches.add_final_snapshots(agents, args.save_steps)
         run.log(evaluate(agents, args, run.folder if args.capture_video else None), total_steps)
         play_table(args, make_env, agents, matches.pools, run.folder, run)
     return run.folder

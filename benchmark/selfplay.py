@@ -169,7 +169,8 @@ def print_scores(args: Scores) -> None:
             metrics, first = script.evaluate(agents, run_args), first_times(run)
             for behavior, agent in agents.items():
                 agent.load_state_dict(pools[behavior].snapshots[0].weights, strict=False)
-            is_untrained = not any(pool.snapshots[0].step for pool in pools.values())  # else it has left the pool
+            begins_untrained = run_args.initialize_from is None
+            is_untrained = begins_untrained and not any(pool.snapshots[0].step for pool in pools.values())  # not left
             untrained = script.evaluate(agents, run_args) if is_untrained else dict.fromkeys(metrics, float("nan"))
             for key, score in metrics.items():
                 seconds, step = first.get(key, (float("nan"), 0))

@@ -449,8 +449,8 @@ MUTANTS = [
     ),
     Mutant(
         TEAM_ENV,
-        "legal_actions(env, t) | over[:, None, None] | ~env.alive[t][:, :, None]",
-        "legal_actions(env, t) | over[:, None, None]",
+        "(over[:, None] | ~env.alive[t])[:, :, None]",
+        "np.broadcast_to(over[:, None], env.alive[t].shape)[:, :, None]",
         "next legal actions of an agent that has left",
         "tests/test_team_env.py",
     ),
@@ -606,8 +606,8 @@ MUTANTS = [
     ),
     Mutant(
         RUNS,
-        "if point[1] < first_step]",
-        "if point[1] <= first_step]",
+        "and x[:2] not in again)",
+        "and x[:2])",
         "a resumed run: one point doubled",
         REPORT_TESTS,
     ),

@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -343,6 +344,20 @@ def test_the_table_of_a_symmetric_game() -> None:
     reference = bootstrap_ratings(table.scores, games_per_score=2)
     np.testing.assert_array_equal([table.ratings, table.low, table.high], reference)
     assert table.progress() == {"disc": (1.0, 1.0)}
+
+
+def test_a_table_that_no_rating_fits_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ratings exist if no group has won, or lost, all its games against the rest (Ford 1957)."""
+    players = [policy(i) for i in range(3)]
+    table = cross_play(Maker(), fighters(DUEL), players, 4, 0, deterministic=True)
+    sentence = "has won or lost all its games against the others"
+    for wins, is_told in (([1, 0, 1], False), ([1, 1, 0.5], True), ([0.5, 1, 1], True), ([0.5, 0.5, 0.5], False)):
+        scores = np.full((3, 3, 2), NAN)
+        for (i, j), win in zip([(0, 1), (0, 2), (1, 2)], wins, strict=True):
+            scores[i, j], scores[j, i] = win, 1 - win
+        capsys.readouterr()
+        replace(table, scores=scores).report(tmp_path)
+        assert (sentence in capsys.readouterr().out) == is_told
 
 
 def test_the_table_of_two_roles() -> None:

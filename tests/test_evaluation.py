@@ -206,6 +206,11 @@ def test_ctrl_c_in_the_final_evaluation(
     assert captured.err == ""
     (folder,) = (tmp_path / "runs").iterdir()
     assert saved_facts(folder) == (512, False)
+    agents, pools, _ = selfplay.load_run(folder, "evaluate")
+    for behavior, pool in pools.items():  # the final policy is in the pool, although no evaluation has come to its end
+        weights = agents[behavior].acting_weights()
+        assert all(x.equal(pool.latest.weights[name]) for name, x in weights.items())
+        assert pool.latest.step > 0
     assert run_evaluation(selfplay, capsys, folder).startswith("scores: ")
     selfplay.main(parse_args(selfplay.Args, ["--resume", str(folder)]))
     assert "\nscores: sumo against random" in capsys.readouterr().out
@@ -214,6 +219,23 @@ def test_ctrl_c_in_the_final_evaluation(
 
 
 # --- --evaluate ---
+
+
+def test_a_run_that_was_stopped_is_told(
+    selfplay: ModuleType, train_selfplay: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its newest snapshot is older than its last policy. `--initialize-from` takes the last policy."""
+    folder = train_selfplay(selfplay)
+    capsys.readouterr()
+    selfplay.load_run(folder, "evaluate")
+    assert capsys.readouterr().err == ""
+    saved = torch.load(folder / "model.pt", weights_only=True)
+    del saved["sumo_pool"][1:]
+    torch.save(saved, folder / "model.pt")
+    selfplay.load_run(folder, "initialize-from")
+    assert capsys.readouterr().err == ""
+    selfplay.load_run(folder, "evaluate")
+    assert "sumo plays its snapshot of step 0, which is older than its last policy" in capsys.readouterr().err
 
 
 def run_evaluation(script: ModuleType, capsys: pytest.CaptureFixture[str], folder: Path, **flags: Any) -> str:

@@ -26,6 +26,7 @@ from test_selfplay_runs import MatrixGame
 from toy_policies import OBS_DIM, Mirror, make_pool
 
 import ppo_selfplay
+import sac_selfplay
 from utils import team_env
 from utils.cross_play import Player, maximin, play_pairs
 from utils.evaluation import check_same_game, load_players, load_rivals, read_mixture, train_response
@@ -303,6 +304,14 @@ def test_a_run_begins_with_saved_weights(selfplay: ModuleType, env_id: str, trai
     assert parse_args(selfplay.Args, ["--evaluate", str(other)]).initialize_from is None
 
 
+def test_a_fixed_alpha_is_that_of_the_flag(train_selfplay: Train) -> None:
+    """With --no-autotune nothing else sets it, so it is not taken from the saved run."""
+    one = train_selfplay(sac_selfplay)
+    other = train_selfplay(sac_selfplay, seed=2, autotune=False, alpha=0.5, initialize_from=str(one))
+    (agent,) = sac_selfplay.load_run(other, "evaluate")[0].values()
+    assert agent.log_alpha.exp().item() == pytest.approx(0.5)
+
+
 def test_a_saved_run_plays_its_last_snapshot(selfplay: ModuleType, train_selfplay: Train) -> None:
     """Whatever --policy its own opponents had, unless the command line says another."""
     victim = train_selfplay(selfplay)
@@ -317,11 +326,15 @@ def test_a_saved_run_plays_its_last_snapshot(selfplay: ModuleType, train_selfpla
 def test_a_response_plays_the_run_alone(selfplay: ModuleType, tmp_path: Path) -> None:
     """On every team, and against nobody else, whatever opponents the run had."""
     own = {"scripted_share": 0.3, "current_share": 0.2, "learner_side": "red"}
+    own |= dict.fromkeys(("capture_video", "track", "upload_model"), True)  # of the run, which the response is not
     train = Mock(return_value=tmp_path)
     assert train_response(selfplay.Args(evaluate=tmp_path, exploitability=640, **own), train) == tmp_path
     (args,) = train.call_args.args
     assert (args.opponents, args.total_timesteps) == ([str(tmp_path)], 640)
     assert (args.scripted_share, args.current_share, args.learner_side) == (0.0, 0.0, None)
+    assert not args.capture_video
+    assert not args.track
+    assert not args.upload_model
 
 
 class Coins(MatrixGame):

@@ -63,6 +63,7 @@ BOTH = [
     "--no-such-flag 1",
     "--evaluate runs/none",
     "--against random",  # without --evaluate
+    "--opponents",
 ]
 PPO = [
     "--learning-rate -1e-3",

@@ -702,6 +702,16 @@ def test_settings_of_the_optimisers(
 # --- what is learned from ---
 
 
+def test_rewards_of_agents_that_have_left_do_not_count(train_selfplay: Train) -> None:
+    """Also not in the scale of rewards, into the statistics of which their next game would take them."""
+    weights = []
+    for pays_all in (True, False):
+        kwargs = json.dumps({"pays_all": pays_all})
+        weights.append(all_weights(train_selfplay(ppo_selfplay, env_id="vector_game:Fallen", env_kwargs=kwargs)))
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
 class Witness:
     """Writes down what happens to each agent of the learner, by its seat, before the seats of the next games."""
 
@@ -724,14 +734,20 @@ class Witness:
             self.steps[-1].append({name: np.array(x) for name, x in row.items()})
         return self.all_actions(matches, env, agents, obs, actions)
 
+    def final_masks(self) -> list[np.ndarray | None]:
+        """Of the game, if it has them."""
+        return getattr(self.env, "final_masks", [None] * len(self.env.teams))
+
     def see_result(self, matches: Matches, result: TeamStep) -> Any:
-        """After the step; the legal actions of an agent that is idle are not known, so all count."""
+        """After the step. Legal actions of an agent that is idle are those of its game's last observation, or all."""
         cut_result, cut = self.cut_games(matches, result)
         masks = [legal_actions(self.env, t) for t in range(len(self.env.teams))]
+        final_masks = [masks[t] | True if final is None else final for t, final in enumerate(self.final_masks())]
         for (team, game, k), row in zip(self.seats, self.steps[-1], strict=True):
             is_idle = result.over[game] or not self.env.alive[team][game, k]
             row |= {"rewards": result.rewards[team][game, k], "final_obs": np.array(result.final_obs[team][game, k])}
-            row |= {"next_masks": masks[team][game, k] | is_idle, "terminations": result.terminations[team][game, k]}
+            row |= {"next_masks": np.array((final_masks if is_idle else masks)[team][game, k])}
+            row |= {"terminations": result.terminations[team][game, k]}
             row |= {"dones": row["terminations"] | result.truncations[team][game, k] | cut[game]}
         return cut_result, cut
 

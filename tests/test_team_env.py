@@ -292,6 +292,7 @@ def test_a_vectorised_game_by_its_name() -> None:
         ("Auction", "scores", r"scores of step must give arrays of .*\(2, 2\).*, not .*\(2,\)"),
         ("Auction", "actions", "scripted_actions of random must give arrays of"),
         ("Auction", "restart", "restart must give arrays of"),
+        ("Waiting", None, "action_masks must give each agent of west that is alive a legal action in each branch"),
         ("not_a_game", None, "a TeamEnv has num_games, teams, .*, and this object has not"),
         (
             "nobody",
@@ -762,18 +763,19 @@ def test_legal_actions() -> None:
 
 @pytest.mark.parametrize("end", ["termination", "truncation"])
 def test_next_legal_actions(end: str) -> None:
-    """Those of the mask while an agent plays on; all of them once it has left, or its game is over."""
+    """Those of the mask, also of an agent that has left or whose game is over; without a mask those that it has."""
     mask = {"info": {"action_mask": [1, 0]}}
     plan: Plan = [{"red_0": mask, "red_1": mask | {"end": end}, "blue_0": mask}, {"red_0": mask}]
     env = make_toy(TWO_ON_ONE, plan, num_games=2, first_infos=dict.fromkeys(TWO_ON_ONE, mask["info"]))
     env.reset(0)
     step = env.step(random_actions(env))
-    assert next_legal_actions(env, 0, step.over).tolist() == [[[True, False], [True, True]]] * 2
+    assert next_legal_actions(env, 0, step.over).tolist() == [[[True, False], [True, False]]] * 2
     assert next_legal_actions(env, 1, step.over).tolist() == [[[True, False]]] * 2
-    assert next_legal_actions(env, 0, np.array([False, True]))[1].all()
+    assert next_legal_actions(env, 0, np.array([False, True]))[1].tolist() == [[True, False]] * 2
     step = env.step(random_actions(env))
     assert step.over.all()
-    assert next_legal_actions(env, 0, step.over).all()
+    assert next_legal_actions(env, 0, step.over).tolist() == [[[True, False], [True, False]]] * 2  # red_1 had left
+    assert next_legal_actions(env, 1, step.over).all()  # no mask came with its last observation
     assert legal_actions(env, 0).tolist() == [[[True, False]] * 2] * 2  # of the next game
     box = make_team_env("sumo", 3)
     assert next_legal_actions(box, 0, np.zeros(3, dtype=bool)).shape == (3, 1, 0)

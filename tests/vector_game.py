@@ -96,6 +96,65 @@ class Auction:
             raise OSError("stuck")
 
 
+class Fallen:
+    """Two teams of two. The second agents die in step 1. The result of step 5 is paid to the living, or to all."""
+
+    def __init__(self, num_games: int, pays_all: bool = True) -> None:
+        self.num_games, self.pays_all, self.action_masks = num_games, pays_all, [None, None]
+        self.teams = tuple(Team(name, "x", (f"{name}_0", f"{name}_1"), 1, 1, (2,)) for name in ("red", "blue"))
+        self.scripted_by_team = (("random",),) * 2
+        self.reset(0)
+
+    def reset(self, seed: int) -> list[np.ndarray]:
+        """All live."""
+        self.rng, self.round = np.random.default_rng(seed), 0
+        self.alive = [np.ones((self.num_games, 2), dtype=bool) for _ in range(2)]
+        return [np.zeros((self.num_games, 2, 1), dtype=np.float32) for _ in range(2)]
+
+    def step(self, actions: list[np.ndarray]) -> TeamStep:
+        """The result is random."""
+        self.round += 1
+        is_over, was_alive = self.round == 5, self.alive[0]
+        scores = np.outer(self.rng.choice([-1.0, 1.0], self.num_games), [1.0, -1.0]) * is_over
+        rewards = [np.repeat(scores[:, [t]], 2, axis=1).astype(np.float32) for t in range(2)]
+        rewards = [reward * (was_alive | self.pays_all) for reward in rewards]
+        ends = was_alive & np.array([is_over, self.round == 1])
+        self.alive = [np.ones_like(was_alive) if is_over else was_alive & ~ends] * 2
+        self.round %= 5
+        obs = [np.full((self.num_games, 2, 1), self.round, dtype=np.float32)] * 2
+        never = np.zeros_like(ends)
+        return TeamStep(obs, obs, rewards, [ends] * 2, [never] * 2, np.full(self.num_games, is_over), scores)
+
+    def scripted_actions(self, name: str, team: int) -> np.ndarray:
+        """Random choices."""
+        return self.rng.integers(2, size=(self.num_games, 2, 1))
+
+    def render(self) -> Any:
+        """Black."""
+        return np.zeros((4, 4, 3), dtype=np.uint8)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Waiting(Auction):
+    """The same with two choices, of which west has none in the first round: a mask that the protocol does not allow."""
+
+    def __init__(self, num_games: int) -> None:
+        super().__init__(num_games)
+        self.teams = tuple(replace(team, branches=(2,)) for team in self.teams)
+        self.action_masks = [np.ones((num_games, 1, 2), dtype=bool) for _ in range(2)]
+
+    def observe(self) -> list[np.ndarray]:
+        """Changes the masks, too."""
+        self.action_masks[1] = np.repeat((self.round > 0)[:, None, None], 2, axis=2)
+        return super().observe()
+
+    def scripted_actions(self, name: str, team: int) -> np.ndarray:
+        """The second choice."""
+        return np.ones((self.num_games, 1, 1), dtype=np.int64)
+
+
 def make(num_games: int) -> Auction:
     """A function serves as well as a class."""
     return Auction(num_games, rounds=1)

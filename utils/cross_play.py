@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from utils.elo import bootstrap_ratings, game_scores
+from utils.elo import all_reach_all, bootstrap_ratings, game_scores
 from utils.policy_stack import PolicyStack
-from utils.run import name_actions
+from utils.run import name_actions, one_line, warn
 from utils.snapshot_pool import Weights
 from utils.team_env import TeamEnv, allies_of, legal_actions, play_games
 from utils.video import film_strip, write_picture, write_video
@@ -163,17 +163,20 @@ def record_video(
     Frames of the game side by side are written to folder/strip.png, in place of those of an earlier video. The
     environment is made now: some games cannot be rendered any more after another of their environments was closed.
     """
-    (folder / "videos").mkdir(exist_ok=True)
     env = make_env(1, render=True)
     frames: list[np.ndarray] = []
     side = seatings(env, first, second)[0]
     seats = np.array([[int(t not in side) for t in range(len(env.teams))]])
     play(env, agents, [first, second], seats, seed, deterministic, frames)
     path = folder / "videos" / re.sub(r"[^\w.-]", "-", f"{first.behavior}-vs-{second.name}.mp4")
-    write_video(path, frames, getattr(env, "render_fps", 10.0))
-    write_picture(folder / "strip.png", film_strip(frames))
     no_end = "" if hasattr(env, "restarts") else f" (without its end: {type(env).__name__} has no attribute restarts)"
-    print(f"video: {path}{no_end}\nframes of it: {folder / 'strip.png'}")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_video(path, frames, getattr(env, "render_fps", 10.0))
+        write_picture(folder / "strip.png", film_strip(frames))
+        print(f"video: {path}{no_end}\nframes of it: {folder / 'strip.png'}")
+    except OSError as error:  # such as a full disk: the scores are worth more than the video
+        warn(f"{path} could not be written: {one_line(error)}"[:500])
     env.close()
 
 
@@ -301,6 +304,11 @@ class CrossPlay:
         actions = name_actions(self.deterministic)
         ratings = "ratings are fitted to this table, with mean 1200; the training Elo is another scale"
         print(f"cross-play, {actions}: score of row against column in percent; {ratings}\n{self.text()}")
+        took = np.nan_to_num(self.scores).sum(axis=2) > 0  # row from column
+        groups = connected(~np.isnan(self.scores[:, :, 0]))
+        if not all(all_reach_all(took[np.ix_(group, group)]) for group in groups):
+            reason = "a player or a group of players has won or lost all its games against the others"
+            print(f"{reason}: their ratings are not known, and all intervals are too narrow")
         for behavior, (mean, worst) in self.progress().items():
             against = f"{mean:.2f} on average against older ones, {worst:.2f} in the worst case"
             print(f"{behavior}: the last snapshot scores {against} ({actions}; from 0 to 1: a win is 1, a draw 0.5)")

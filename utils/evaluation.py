@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from utils.cross_play import (
     CrossPlay,
@@ -31,7 +32,7 @@ from utils.snapshot_pool import Snapshot, SnapshotPool
 from utils.team_env import Team, TeamEnv
 
 MakeGames = Callable[..., TeamEnv]
-AgentT = TypeVar("AgentT")
+AgentT = TypeVar("AgentT", bound=Any)
 ArgsT = TypeVar("ArgsT", bound=Any)
 
 
@@ -154,6 +155,11 @@ def load_policies(
     rule = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng()
     pools = {behavior: SnapshotPool(*rule) for behavior in agents}
     load_model(folder, {"agent": agents, "pool": pools}, flag)
+    for behavior, pool in pools.items() if flag != "initialize-from" else ():  # which takes the agents' weights
+        weights: dict[str, Tensor] = agents[behavior].acting_weights()
+        if not all(x.equal(pool.latest.weights[name]) for name, x in weights.items()):
+            plays = f"{behavior} plays its snapshot of step {pool.latest.step:,}, which is older than its last policy"
+            warn(f"{folder} was stopped before its end: {plays}")
     return agents, pools, args
 
 
@@ -232,7 +238,8 @@ def train_response(args: Any, train: Callable[[Any], Path]) -> Path:
     the new run's folder."""
     own = {"evaluate": None, "opponents": [str(args.evaluate)], "total_timesteps": args.exploitability}
     own |= {"scripted_share": 0.0, "current_share": 0.0, "learner_side": None}
-    rest = {"exploitability": 0, "eval_freq": 0, "cross_play_games": 0, "capture_video": False}
+    rest = {"exploitability": 0, "eval_freq": 0, "cross_play_games": 0}
+    rest |= dict.fromkeys(("capture_video", "track", "upload_model"), False)
     print(f"training against {args.evaluate} for {args.exploitability:,} game steps")
     return train(replace(args, **own, **rest))
 
@@ -267,7 +274,8 @@ def initialize(agents: Mapping[str, Any], args: Any, load_run: Callable[[Path, s
         others, _, other_args = load_run(Path(args.initialize_from), "initialize-from")
         check_same_game(args, other_args, "initialize-from")
         for behavior, agent in agents.items():
-            agent.load_state_dict(others[behavior].state_dict())
+            fixed = {} if getattr(args, "autotune", True) else {"log_alpha": agent.state_dict()["log_alpha"]}  # --alpha
+            agent.load_state_dict(others[behavior].state_dict() | fixed)
 
 
 def load_rivals(args: Any, load_run: Callable[[Path, str], Any], env: TeamEnv) -> dict[str, SnapshotPool] | None:

@@ -36,6 +36,8 @@ def check_opponents(args: Any) -> None:
     """Checks the arguments that both self-play scripts have; exits with one sentence."""
     if args.evaluate is None and (flags := [x for x in ("against", "play", "exploitability") if getattr(args, x)]):
         fail(f"--{flags[0]} takes --evaluate RUN_FOLDER, too: the run whose policies play")
+    if args.opponents is not None and not args.opponents:
+        fail("--opponents takes one run folder or more")
     if args.against and args.exploitability:
         fail("--against takes the place of --exploitability: give one of the two")
     if args.swap_steps and args.swaps_per_turn is not None:

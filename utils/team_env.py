@@ -107,7 +107,8 @@ class TeamEnv(Protocol):
     per second, 10 if it is missing. `restarts` is True; once it is set to False, games that end stay as they are until
     `reset`. For `--play` alone see `utils/play.py`. `restart(games)` starts new games at these indices and returns obs.
     If there is this method, the first games after a reset are cut off at different steps (`utils/matches.py`), and
-    `max_steps` is a first guess of a game's length.
+    `max_steps` is a first guess of a game's length. `final_masks` is like `action_masks`, but of the same game: it has
+    the legal actions after the step of agents that left in it or whose game ended, for a bootstrap at a truncation.
     """
 
     num_games: int
@@ -190,11 +191,13 @@ def next_legal_actions(env: TeamEnv, t: int, over: np.ndarray) -> np.ndarray:
     """Legal actions of team t after a step, for the value that a learner bootstraps from; shape of `legal_actions`.
 
     `over` is that of the step. For an agent that is still in its game these are the legal actions. For an agent whose
-    game is over, or that has left its game, nothing is known about the legal actions after the step, and
-    `env.action_masks` describes the next game or an idle agent. So all actions count as legal: a bootstrap after a
-    truncation is not restricted, and one after a termination is not used.
+    game is over, or that has left its game, `env.action_masks` describes the next game or an idle agent. The legal
+    actions are then those of `env.final_masks`; all of them, if the game has no such attribute.
     """
-    return legal_actions(env, t) | over[:, None, None] | ~env.alive[t][:, :, None]
+    legal, has_left = legal_actions(env, t), (over[:, None] | ~env.alive[t])[:, :, None]
+    final_masks: list[np.ndarray | None] = getattr(env, "final_masks", [None] * len(env.teams))
+    final_mask = final_masks[t]
+    return legal | has_left if final_mask is None else np.where(has_left, final_mask, legal)
 
 
 # === Errors ===========================================================================================================
@@ -508,7 +511,7 @@ class PettingZooGames:
         own = [[name for name, by_team in self.scripted.items() if team.name in by_team] for team in teams]
         self.scripted_by_team: tuple[tuple[str, ...], ...] = tuple(("random", *names) for names in own)
         self.alive = self._zeros(bool)
-        self.action_masks = self._idle_masks()
+        self.action_masks, self.final_masks = self._idle_masks(), self._idle_masks()
         self.restarts = True  # whether a game that ends starts again in the same step
         fps = (getattr(envs[0], "metadata", None) or {}).get("render_fps")
         self.render_fps = float(fps) if isinstance(fps, (int, float)) and fps > 0 else 10.0
@@ -569,6 +572,7 @@ class PettingZooGames:
     def step(self, actions: list[np.ndarray]) -> TeamStep:
         """Steps every game."""
         acted, self.alive, self.action_masks = self.alive, self._zeros(bool), self._idle_masks()
+        self.final_masks = self._idle_masks()  # legal actions after the step, also of those that leave in it
         self._obs = [obs.copy() for obs in self._obs]  # used where a game gives no last observation
         rewards, terminations, truncations = self._zeros(np.float32), self._zeros(bool), self._zeros(bool)
         for i, env in enumerate(self.envs):
@@ -591,6 +595,10 @@ class PettingZooGames:
                     if outcome is not None:
                         self._outcomes[i, self._allies[t]] = read_outcome(agent, outcome)
                 self._read(i, observations, infos, acted)
+                for seat in acting:
+                    if (final_mask := self.final_masks[seat.t]) is not None:
+                        row = seat.read_mask(observations.get(seat.agent), infos.get(seat.agent, {}))
+                        final_mask[i, seat.k] = row
         final_obs = self._obs
         self._obs = [np.where(alive[..., None], obs, 0.0) for alive, obs in zip(self.alive, final_obs, strict=True)]
         for total, reward in zip(self._returns, rewards, strict=True):
@@ -710,6 +718,7 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
     for mask, shape, team in zip(env.action_masks, shapes, env.teams, strict=True):
         if mask is not None:
             check_arrays("action_masks", [mask], [(*shape, sum(team.branches))], "bool")
+    check_masks(env)
     action_shapes = [(*shape, team.action_dim) for shape, team in zip(shapes, env.teams, strict=True)]
     for t, names in enumerate(env.scripted_by_team):
         for name in names:
@@ -754,8 +763,18 @@ def check_scripted(env_id: str, env: TeamEnv) -> TeamEnv:
     return env
 
 
+def check_masks(env: TeamEnv) -> None:
+    """Raises TaskError if an agent that is alive has no legal action in a branch."""
+    for team, alive, mask in zip(env.teams, env.alive, env.action_masks, strict=True):
+        if mask is not None and team.branches:
+            starts = np.cumsum((0, *team.branches))[:-1]
+            if not np.logical_or.reduceat(mask, starts, axis=-1)[alive].all():
+                rule = "a legal action in each branch, the first one where it may not act"
+                raise TaskError(f"action_masks must give each agent of {team.name} that is alive {rule}")
+
+
 def guard(env: TeamEnv) -> None:
-    """Turns what a user's vectorised game raises into TaskError, and checks the ends of games."""
+    """Turns what a user's vectorised game raises into TaskError, and checks masks and the ends of games."""
 
     def guarded(name: str, method: Callable[..., Any], *args: Any) -> Any:
         with game_code(f"{name} of {type(env).__name__}"):
@@ -767,6 +786,8 @@ def guard(env: TeamEnv) -> None:
                 for was_alive, *ends in zip(alive, result.terminations, result.truncations, strict=True):
                     if (was_alive & ~(ends[0] | ends[1]))[result.over].any():
                         raise TaskError("where a game is over, each agent that was alive must end: see TeamStep")
+            if name in ("reset", "step", "restart"):
+                check_masks(env)
             return result
 
     env.close = partial(close_quietly, type(env).__name__, env.close)  # type: ignore[method-assign]
