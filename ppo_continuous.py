@@ -570,6 +570,7 @@ if not TYPE_CHECKING and not HAS_UTILS:
         if not (args.evaluate / "model.pt").exists():
             fail(f"--evaluate takes a run folder with a model.pt, and {args.evaluate} is none")
         saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
+        saved |= dict.fromkeys(("track", "capture_video", "upload_model"), False)
         saved.pop("script", None)  # which a run with utils/run.py has
         return tyro.cli(cls, default=cls(**saved))
 
@@ -583,7 +584,11 @@ if not TYPE_CHECKING and not HAS_UTILS:
 
     def vectorize(env_fns, args, video):
         vector_class = AsyncVectorEnv if args.vectorization == "async" else SyncVectorEnv
-        return vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+        envs = vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+        space = envs.single_action_space
+        if not isinstance(space, gym.spaces.Box) or not np.isfinite(space.high - space.low).all():
+            fail(f"--env-id takes a task whose actions are a Box with finite bounds, not {space}")
+        return envs
 
     def compiled(function, *example):
         torch._dynamo.config.trace_autograd_ops = True
@@ -602,6 +607,8 @@ if not TYPE_CHECKING and not HAS_UTILS:
             self.args, self.envs, self.total_steps, self.stride, self.model = args, envs, total_steps, stride, model
             name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
             self.folder, self.global_step, self.began = Path("runs") / name, 0, time.time()
+            while self.folder.exists():  # of a run that began in the same second
+                self.folder = self.folder.with_name(self.folder.name + "-2")
             self.writer = SummaryWriter(str(self.folder))
             (self.folder / "args.json").write_text(json.dumps(asdict(args)))
 

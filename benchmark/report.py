@@ -12,8 +12,9 @@ that a report wrote takes the place of its runs.
 
 The score of a run is the evaluation of its final policy, never the best one. A run that crashed or diverged counts as
 the worst: as the lowest score of all runs on the task, or that of the random policy if this is lower. Runs that have
-not ended are left out. The table and the notes say how many of each there are. Intervals of means are Student's t.
-Those over tasks are stratified bootstraps. Probabilities of improvement have their own (`benchmark/statistics.py`).
+not ended are left out; so is a run that crashed outside of a sweep, because nothing recorded its exit status. The table
+and the notes say how many of each there are. Intervals of means are Student's t. Those over tasks are stratified
+bootstraps. Probabilities of improvement have their own (`benchmark/statistics.py`).
 
 With --normalize-by NAME a return on a task is shown as (x - low) / (high - low): 0 is the return of a random policy,
 measured (`benchmark.random_policy`), and 1 the IQM of NAME's final policies. The scale counts as known: intervals do
@@ -64,7 +65,7 @@ from benchmark.statistics import (
 
 PUBLISHED = Path(__file__).parent / "published_returns.csv"
 SCORES = ["task", "experiment", "seed", "key", "step", "seconds", "value"]  # then what is known of the run
-FACTS = ["budget", "state", "device", "commit", "sources", "command", "folder"]
+FACTS = ["budget", "state", "device", "commit", "sources", "command", "folder", "env_kwargs"]
 BEGIN, END = "<!-- report -->", "<!-- end of report -->"
 
 
@@ -250,7 +251,7 @@ def write_rows(groups: Groups, unfinished: Groups, output: Path) -> None:
             if key.startswith("eval/"):
                 last = rows[-1] if run.state == "finished" else [*name, "", "", "nan"]
                 facts = [run.total_timesteps, run.state, run.device, run.commit, run.sources, run.command]
-                scores.append([*last, *facts, run.folder.name])
+                scores.append([*last, *facts, run.folder.name, run.env_kwargs])
     write_csv(output / "scores.csv", SCORES + FACTS, scores)
     write_csv(output / "curves.csv", SCORES, points)
 

@@ -13,7 +13,6 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
@@ -58,6 +57,7 @@ class Run:
     sources: str = ""
     """hash of the script and of the project's modules that it imports"""
     command: str = ""
+    env_kwargs: str = "{}"
 
 
 Groups = dict[tuple[str, str], list[Run]]  # the runs of a task and experiment, by seed
@@ -81,7 +81,8 @@ def read_curves(folder: Path) -> dict[str, np.ndarray]:
         scalars = [(event, value) for event in events for value in event.summary.value if KEYS.fullmatch(value.tag)]
         starts = [event.step for event in events if event.HasField("session_log")]  # SummaryWriter's purge_step
         first_step = min(starts + [event.step for event, _ in scalars], default=float("inf"))
-        points = [point for point in points if point[1] < first_step]
+        again = {(value.tag, event.step) for event, value in scalars}  # an evaluation may be all that is done again
+        points = [x for x in points if x[1] < first_step or (x[1] == first_step and not starts and x[:2] not in again)]
         start = events[0].wall_time - max((seconds for _, _, seconds, _ in points), default=0.0)
         points += [(value.tag, event.step, event.wall_time - start, value.simple_value) for event, value in scalars]
     curves = defaultdict(list)
@@ -128,7 +129,9 @@ def state_of(curves: Mapping[str, np.ndarray], total_timesteps: int, records: li
         return "diverged"
     if scores and min(curve[-1, 0] for curve in scores) >= total_timesteps:
         return "finished"
-    return "unfinished" if not records or records[-1].get("exit", 0) in (0, 129, 130, 143) else "failed"
+    ends = [record for record in records if record.get("exit", 2) != 2]  # 2: refused before it began
+    goes_on = not ends or "exit" not in records[-1] or ends[-1].get("stopped")  # stopped: by the sweep's own signals
+    return "unfinished" if goes_on or ends[-1]["exit"] in (0, 129, 130, 143) else "failed"
 
 
 def read_run(folder: Path, curves: dict[str, np.ndarray]) -> Run | None:
@@ -145,7 +148,8 @@ def read_run(folder: Path, curves: dict[str, np.ndarray]) -> Run | None:
         reason = f"{folder} is none ({type(error).__name__}: {error})"
         fail(f"RUNS takes run folders with the args.json of a run, and {reason}")
     state, provenance = state_of(curves, budget, records), provenance_of(records, args)
-    return Run(folder, env_id, exp_name, seed, budget, state, curves, args, **provenance)
+    kwargs = args.get("env_kwargs", "{}")
+    return Run(folder, env_id, exp_name, seed, budget, state, curves, args, **provenance, env_kwargs=kwargs)
 
 
 def run_without_folder(folder: Path, records: list[dict[str, Any]]) -> Run:
@@ -184,6 +188,7 @@ def read_study(folder: Path) -> list[Run]:
     for row in rows:
         run_name = row["task"], row["experiment"], row["seed"]
         facts = {field: row[field] for field in ("state", "device", "commit", "sources", "command")}
+        facts["env_kwargs"] = row.get("env_kwargs") or "{}"  # older tables have none
         own = {key: np.array(curve) for (*run, key), curve in points.items() if tuple(run) == run_name}
         run = Run(
             Path(row["folder"]), *run_name[:2], int(row["seed"]), int(row["budget"]), curves=own, args={}, **facts
@@ -238,7 +243,7 @@ def group_runs(runs: list[Run]) -> tuple[Groups, Groups, list[str]]:
     notes += count_as_worst(groups)
     for task in dict.fromkeys(env_id for env_id, _ in groups):
         steps = [last_step([run]) for (env_id, _), group in groups.items() if env_id == task for run in group]
-        kwargs = dict.fromkeys(run.args.get("env_kwargs", "{}") for run in runs if run.env_id == task and run.args)
+        kwargs = dict.fromkeys(run.env_kwargs for run in runs if run.env_id == task and run.curves)
         if len(kwargs) > 1:
             notes.append(f"**Not one task**: --env-kwargs of the runs on {task} are {' and '.join(kwargs)}.")
         if max(steps) > 1.05 * min(steps):
@@ -296,8 +301,8 @@ def count_as_worst(groups: Groups) -> list[str]:
             theirs = [peer.curves[key] for peer in peers if key in peer.curves]
             scores = [curve[-1, 2] for curve in theirs] + [0.0] * (key != RETURN)
             if key == RETURN:
-                with suppress(gym.error.Error, ModuleNotFoundError):  # no such task here
-                    scores.append(random_return(env_id, run.args.get("env_kwargs", "{}")))
+                with suppress(Exception):  # no such task here, or its own fault, of which the run may have died
+                    scores.append(random_return(env_id, run.env_kwargs))
             worst = min(scores, default=float("nan"))
             end = max(run.total_timesteps, last_step(ended) if ended else 0)  # others may have run longer
             steps = {step for curve in theirs for step in curve[:, 0]} | {float(end)}
@@ -353,8 +358,8 @@ def find_scales(groups: Groups, reference: str) -> tuple[Scales, list[str]]:
             notes.append(f"Not in the pooled score: {env_id} (not all experiments have it).")
             continue
         try:
-            low = random_return(env_id, groups[env_id, reference][0].args.get("env_kwargs", "{}"))
-        except (gym.error.Error, ModuleNotFoundError) as error:
+            low = random_return(env_id, groups[env_id, reference][0].env_kwargs)
+        except Exception as error:  # no such task here, or its own fault
             notes.append(f"Not in the pooled score: {env_id} (the random policy cannot be measured: {error}).")
             continue
         high = float(interquartile_mean(returns[reference][env_id]))

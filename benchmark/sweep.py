@@ -355,7 +355,7 @@ def run_job(job: Job, time_limit: float | None = None) -> int:
         if status == 0 and not run:
             print(f"ended without a run folder runs/{job.name}__*", file=log)
             status = 1
-        end = {"time": utc_now(), "exit": status, "run": run, "device": device_of(job)}
+        end = {"time": utc_now(), "exit": status, "run": run, "device": device_of(job), "stopped": bool(signals)}
         if end["device"] == "cpu" and job.uses_gpu and find_gpus():
             print(f"warning: {ON_CPU}", file=log)
         print(json.dumps(record | end), file=journal)
@@ -397,7 +397,8 @@ def check_flags(jobs: Sequence[Job]) -> None:
             if "exit" in start or end.get("exit") == 2 or (job := by_name.get(flags[3])) is None:
                 continue
             before = Job(Path(start["command"][1]), flags[1], flags[3], int(flags[5]), tuple(flags[6:]), job.folder)
-            has_shrunk = before.budget is not None and job.budget is not None and before.budget > job.budget
+            old, new = before.budget, job.budget  # None: the script's default, which is not known here
+            has_shrunk = old != new if old is None or new is None else new < old
             if before.script != job.script or other_flags(before) != other_flags(job) or has_shrunk:
                 there, here = (shlex.join([str(x.script), *x.extra]) for x in (before, job))
                 message = f"--folder {job.folder} takes the command that it was begun with, `{there}`, not `{here}`"

@@ -498,8 +498,14 @@ def test_a_refused_name_leaves_no_run_folder(
     assert refusal(capsys, call).startswith("--track cannot begin the W&B run ")
     assert not Path("runs").exists()
     folder = train(ppo_continuous, total_timesteps=64, anneal_lr=False)
+    record = folder / "wandb" / "offline-run-1" / "run.wandb"
+    record.parent.mkdir(parents=True)
+    record.write_text("of an earlier session")
     files = {path.name for path in folder.iterdir()}
+    arguments = (folder / "args.json").read_text()
     refusal(capsys, call, "--resume", str(folder), "--total-timesteps", "128")
     assert {path.name for path in folder.iterdir()} >= files
+    assert (folder / "args.json").read_text() == arguments
+    assert record.exists()
     refusal(capsys, call)
     assert only_run().samefile(folder)

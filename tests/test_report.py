@@ -12,6 +12,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -371,6 +372,40 @@ def test_a_run_is_finished_when_all_its_scores_are() -> None:
     whole, part = np.array([[100.0, 1.0, 0.5]]), np.array([[50.0, 1.0, 0.5]])
     assert state_of({"eval/red_score_vs_random": whole, "eval/blue_score_vs_random": whole}, 100, []) == "finished"
     assert state_of({"eval/red_score_vs_random": whole, "eval/blue_score_vs_random": part}, 100, []) == "unfinished"
+
+
+@pytest.mark.parametrize(
+    ("ends", "state"),
+    [
+        ([], "unfinished"),
+        ([1], "failed"),
+        ([137], "failed"),  # out of memory
+        ([None], "unfinished"),  # the sweep was killed
+        ([1, None], "unfinished"),  # it is going on
+        ([143], "unfinished"),
+        ([2], "unfinished"),  # refused: nothing ran
+        ([143, 2], "unfinished"),  # a --resume that was refused for the moment
+        ([1, 2], "failed"),
+        (["stopped"], "unfinished"),  # killed by a second Ctrl-C in the sweep
+    ],
+)
+def test_state_of_a_run_without_result(ends: list[int | str | None], state: str) -> None:
+    """Failed is what ended by itself; refusals and stops do not count."""
+    records: list[dict[str, Any]] = []
+    for end in ends:
+        records += [{"command": []}]
+        records += [{"exit": 137, "stopped": True} if end == "stopped" else {"exit": end}] * (end is not None)
+    assert state_of({}, 100, records) == state
+
+
+def test_an_evaluation_done_again_costs_no_training_point(tmp_path: Path) -> None:
+    """A kill in the final evaluation: the resumed run has nothing to do but this evaluation."""
+    key = "charts/episodic_return"
+    write_events(tmp_path / "events.out.tfevents.1", 0.0, [(float(step), step, key, 1.0) for step in (10, 20)])
+    write_events(tmp_path / "events.out.tfevents.2", 99.0, [(100.0, 20, "eval/return_mean", 2.0)])
+    curves = read_curves(tmp_path)
+    assert curves[key][:, 0].tolist() == [10, 20]
+    assert curves["eval/return_mean"][:, 0].tolist() == [20]
 
 
 def test_runs_of_other_arguments_are_named(tmp_path: Path) -> None:
@@ -750,6 +785,33 @@ def test_other_tasks_and_other_tables_are_told(tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(SystemExit, match="2"):
         runs_module.read_study(tmp_path)
     assert capsys.readouterr().err.startswith("error: RUNS takes folders that a report wrote, and the scores.csv of")
+
+
+def test_a_study_knows_the_arguments_of_its_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The random policy that a scale begins with, and a failed run is counted as, plays the task of the runs."""
+    asked = list[str]()
+
+    def measure(env_id: str, env_kwargs: str) -> float:
+        asked.append(env_kwargs)
+        return -9.0
+
+    monkeypatch.setattr("benchmark.runs.random_return", measure)
+    flags = {"env_kwargs": '{"length": 5}'}
+    runs = [write_run(tmp_path / "runs", "Toy-v1", "ppo", seed, [1.0, 2.0 + seed], **flags) for seed in range(2)]
+    main(Args(runs=runs, output=tmp_path / "x", normalize_by="ppo"))
+    main(Args(runs=[tmp_path / "x"], output=tmp_path / "y", normalize_by="ppo"))
+    assert set(asked) == {flags["env_kwargs"]}
+    assert (tmp_path / "x" / "scores.csv").read_text() == (tmp_path / "y" / "scores.csv").read_text()
+
+
+def test_a_task_that_raises_costs_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of it may have failed for this reason."""
+    monkeypatch.setattr("benchmark.runs.random_return", Mock(side_effect=FileNotFoundError("model.xml")))
+    root = tmp_path / "runs"
+    runs = [write_run(root, "Toy-v1", "ppo", 1, [1.0, 2.0]), end_with(write_run(root, "Toy-v1", "ppo", 2, [1.0]), 1)]
+    main(Args(runs=runs, output=tmp_path / "x", normalize_by="ppo"))
+    note = "Not in the pooled score: Toy-v1 (the random policy cannot be measured: model.xml)."
+    assert note in (tmp_path / "x" / "README.md").read_text()
 
 
 def test_a_random_policy_may_be_the_worst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,10 @@
 """The scripts as their users run them: what a run leaves behind, what it prints, and that it can be repeated."""
 
+import json
+import multiprocessing
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
+import gymnasium as gym
 import imageio.v3 as iio
 import numpy as np
 import pytest
@@ -99,6 +104,66 @@ def test_copied_alone_into_an_empty_folder(
     with pytest.raises(FloatingPointError), stand_in as run:
         run.check(loss=np.nan)
     assert not (run.folder / "model.pt").exists()  # its weights may be broken
+    monkeypatch.setattr(copy.time, "time", lambda: 0.0)
+    twice = [copy.Run(copy.Args(), None, 1, 1, {}).folder for _ in range(2)]
+    assert twice[0] != twice[1]  # two runs that begin in the same second
+    spaces = gym.spaces.Box(-np.inf, np.inf, (1,)), gym.spaces.Discrete(2)
+    for space in spaces:
+        monkeypatch.setattr(
+            copy, "SyncVectorEnv", lambda *_, space=space, **__: SimpleNamespace(single_action_space=space)
+        )
+        with pytest.raises(SystemExit, match="2"):
+            copy.vectorize([], copy.Args(), None)
+        assert "--env-id takes a task whose actions are a Box with finite bounds, not" in capsys.readouterr().err
+    settings = json.loads((folder / "args.json").read_text()) | {
+        "track": True,
+        "upload_model": True,
+        "capture_video": True,
+    }
+    (folder / "args.json").write_text(json.dumps(settings))
+    assert run_command([sys.executable, *next_command.split()], alone).stdout.strip() == evaluation
+
+
+def test_a_video_that_cannot_be_written_costs_a_warning(
+    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk may be full: the training goes on, and is evaluated."""
+    monkeypatch.setattr(gym.wrappers.RecordVideo, "stop_recording", Mock(side_effect=OSError("no space left")))
+    folder = train(ppo_continuous, capture_video=True)
+    assert read_scalars(folder)["eval/return_mean"]
+    assert "no space left" in capsys.readouterr().err
+
+
+def wait_for_signals(pipe: Any) -> None:
+    """What an environment's process does with signals."""
+    utils.run.TaskEnv(partial(gym.make, "Pendulum-v1"), 0)
+    pipe.send([signal.getsignal(signum) == signal.SIG_IGN for signum in utils.run.STOP_SIGNALS])
+
+
+@pytest.mark.slow
+def test_processes_of_environments_leave_signals_to_the_training() -> None:
+    """Also those that are not forked, and so have no handlers of the training."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=wait_for_signals, args=(there,))
+    process.start()
+    assert here.poll(120)
+    assert all(here.recv())
+    process.join()
+
+
+def test_printed_commands_can_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where a path has a space."""
+    folder = tmp_path / "my runs" / "Pendulum-v1__x__1__2"
+    folder.mkdir(parents=True)
+    for name in ("model.pt", "checkpoint.pt"):
+        (folder / name).touch()
+    run = Mock(script=Path(ppo_continuous.__file__), folder=folder, evaluate_with="")
+    capsys.readouterr()
+    utils.run.Run.suggest(run, False)
+    commands = [shlex.split(line.removeprefix("next:")) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert commands[0] == ["tensorboard", "--logdir", str(folder.parent)]
+    assert [command[2:] for command in commands[1:]] == [["--evaluate", str(folder)], ["--resume", str(folder)]]
 
 
 def test_evaluation_prints_the_trained_number(

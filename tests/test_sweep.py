@@ -697,7 +697,7 @@ def test_the_budget_may_grow(run: Sweep) -> None:
     assert run(*words, "--total-timesteps", "6").output.endswith(": 2 finished\n2 finished\n")
     assert run("--", "--total-timesteps", "1_0").status == 0
     assert steps("Toy-v0__toy_script__1") == list(range(1, 11))
-    for extra in (("--total-timesteps", "5"), ("--total-timesteps", "7", "--note", "x")):
+    for extra in (("--total-timesteps", "5"), ("--total-timesteps", "7", "--note", "x"), ()):
         assert "only --total-timesteps may grow" in run(*words, *extra).error
 
 

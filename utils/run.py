@@ -301,15 +301,34 @@ def vectorize(env_fns: Sequence[Callable[..., gym.Env]], args: Any, video: Path 
     return TaskEnvs(make, args.env_id, is_native)
 
 
+class Recording(gym.wrappers.RecordVideo):
+    """Records the first episode. A video that cannot be written, as on a full disk, is only a warning."""
+
+    def stop_recording(self) -> None:
+        """Writes the video."""
+        try:
+            super().stop_recording()
+        except Exception as error:  # moviepy, ffmpeg and the disk each have their own
+            warn(f"a video is not in {self.video_folder}: {describe_error(error)[:300]}")
+            self.recorded_frames, self.recording = [], False
+
+
 class TaskEnv(gym.Wrapper):
     """Says which of several environments raised an exception, and in which step; drops infos, which cost time."""
 
     def __init__(self, make_env: Callable[..., gym.Env], index: int, video: Path | None = None) -> None:
+        if (
+            multiprocessing.parent_process() is not None
+        ):  # Ctrl-C is for the training, which saves; only a fork knows that
+            ignore_signals()
         env = make_env() if video is None else make_env(render_mode="rgb_array")
         if video is not None:
             warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
             is_first = lambda episode: episode == 0  # noqa: E731
-            env = gym.wrappers.RecordVideo(env, str(video.parent), is_first, name_prefix=video.name)
+            try:
+                env = Recording(env, str(video.parent), is_first, name_prefix=video.name)
+            except OSError as error:
+                warn(f"{video} cannot be recorded: {error}")
         space = env.observation_space
         if isinstance(space, gym.spaces.Box) and math.prod(space.shape) > MAX_OBS_DIM:  # batches of it take minutes
             raise TaskError(str(space))
@@ -593,11 +612,6 @@ class Run:
         self.announce()
         if args.resume is not None:
             self.load_checkpoint()
-        settings = {"script": self.script.name} | asdict(args) | {"resume": None}
-        try:
-            write_file(self.folder / "args.json", json.dumps(settings, indent=2).encode())
-        except OSError as error:
-            fail(f"the run folder cannot be written: {error}")
         if args.track:
             try:
                 start_tracking(self.folder, args)
@@ -605,6 +619,11 @@ class Run:
                 if args.resume is None:
                     self.remove_folder()
                 raise
+        settings = {"script": self.script.name} | asdict(args) | {"resume": None}
+        try:
+            write_file(self.folder / "args.json", json.dumps(settings, indent=2).encode())
+        except OSError as error:
+            fail(f"the run folder cannot be written: {error}")
         self.writer = SummaryWriter(str(self.folder))
         if args.resume is None:
             self.save_checkpoint(is_finished=False)
@@ -814,12 +833,13 @@ class Run:
 
     def suggest(self, is_finished: bool) -> None:
         """Prints the commands that a user may want next."""
-        script = os.path.relpath(self.script)
-        print(f"run folder: {self.folder}\nnext: tensorboard --logdir {self.folder.parent}")
+        paths = os.path.relpath(self.script), str(self.folder), str(self.folder.parent)
+        script, folder, parent = map(shlex.quote, paths)
+        print(f"run folder: {self.folder}\nnext: tensorboard --logdir {parent}")
         if (self.folder / "model.pt").exists():
-            print(f"      python {script} --evaluate {self.folder} {self.evaluate_with}".rstrip())
+            print(f"      python {script} --evaluate {folder} {self.evaluate_with}".rstrip())
         if not is_finished and (self.folder / "checkpoint.pt").exists():
-            print(f"      python {script} --resume {self.folder}")
+            print(f"      python {script} --resume {folder}")
 
     # --- model file and checkpoints ---
 
@@ -1163,15 +1183,15 @@ def start_tracking(folder: Path, args: Any) -> None:
     import wandb
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for record in (folder / "wandb").glob("offline-run-*"):
-        shutil.rmtree(record)
+    folder = folder.resolve()  # `--resume .` has no name
+    old_records = list((folder / "wandb").glob("offline-run-*"))
     project, entity, config = args.wandb_project_name, args.wandb_entity, asdict(args)
     try:
-        run = wandb.init(
-            project=project, entity=entity, id=folder.name, resume="allow", dir=folder.resolve(), config=config
-        )
+        run = wandb.init(project=project, entity=entity, id=folder.name, resume="allow", dir=folder, config=config)
     except Exception as error:  # names, network, files and the server each have their own errors
         fail(f"--track cannot begin the W&B run {folder.name} of {project}: {one_line(error)}"[:500])
+    for record in old_records if not run.disabled else ():
+        shutil.rmtree(record)
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     points: dict[int, dict[str, float]] = {}
     for name in events.Tags()["scalars"]:
