@@ -103,6 +103,23 @@ case $1 in
         report sac_rewards sweeps/rewards_{rnd,curiosity02,without}/runs/* --labels rnd="random network distillation" \
             curiosity02="curiosity, strength 0.2" without="sac_continuous.py"
         ;;
+    sac_gail) # imitation of PPO's policy without rewards, and on a task whose episodes can end; two hours of one core
+        expert() { # TASK STEPS; sets `demonstrations`
+            python "$repository/ppo_continuous.py" --env-id "$1" --seed 901 --total-timesteps "$2" --eval-freq 0 --no-cuda
+            run=$(ls -d "$PWD/runs/$1__ppo_continuous__901__"*)
+            python "$repository/variants/sac_rewards.py" --record-demonstrations "$run" --eval-episodes 10
+            demonstrations=$run/demonstrations.npz
+        }
+        gail() { # TASK FLAGS
+            sweep --script "$repository/variants/sac_rewards.py" --exp-name gail --folder "sweeps/gail_$1" --env-ids "$1" --seeds 101 102 103 \
+                --workers "${workers:-2}" -- --streams gail --demonstrations "$demonstrations" --no-cuda "${@:2}"
+        }
+        expert HalfCheetah-v5 1000000
+        gail HalfCheetah-v5 --total-timesteps 100000 --eval-freq 5000
+        expert InvertedPendulum-v5 200000
+        gail InvertedPendulum-v5 --total-timesteps 5000 --learning-starts 1000 --eval-freq 1000
+        report sac_gail sweeps/gail_*/runs/* --labels gail=GAIL
+        ;;
     sac_pixels) # Pendulum from pictures, with random shifts and without; two hours of one core
         flags="--grey --total-timesteps 15000 --eval-freq 3000 --checkpoint-freq 3000 --no-cuda"
         pixels() { # EXPERIMENT FLAGS
