@@ -144,10 +144,10 @@ def test_one_purpose_of_an_evaluation(selfplay: ModuleType, capsys: pytest.Captu
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_bad_flag(name: str, case: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Alone beside good ones."""
-    flag, value = case.split(" ")
+    flag, *value = case.split(" ")
     good = TINY | (TINY_PPO if name == "ppo_selfplay" else {})
     words = [word for other, number in good.items() if other != flag for word in (other, number)]
-    assert flag in run(__import__(name), capsys, *words, flag, value)
+    assert flag in run(__import__(name), capsys, *words, flag, *value)
     assert os.listdir() == []
 
 
