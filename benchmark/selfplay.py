@@ -169,8 +169,8 @@ def print_scores(args: Scores) -> None:
             metrics, first = script.evaluate(agents, run_args), first_times(run)
             for behavior, agent in agents.items():
                 agent.load_state_dict(pools[behavior].snapshots[0].weights, strict=False)
-            begins_untrained = run_args.initialize_from is None
-            is_untrained = begins_untrained and not any(pool.snapshots[0].step for pool in pools.values())  # not left
+            has_first = not any(pool.snapshots[0].step for pool in pools.values())  # else it has left the pool
+            is_untrained = has_first and run_args.initialize_from is None  # else the first policy is another run's
             untrained = script.evaluate(agents, run_args) if is_untrained else dict.fromkeys(metrics, float("nan"))
             for key, score in metrics.items():
                 seconds, step = first.get(key, (float("nan"), 0))

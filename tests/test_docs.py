@@ -42,7 +42,7 @@ def test_readme_is_two_minutes_long() -> None:
 
 def interval(mean: float, std: float, n: int) -> tuple[int, ...]:
     """Mean and ends of the 95% Student's t interval, as tables round them."""
-    quantile = {3: 4.302653, 5: 2.776445, 6: 2.570582, 7: 2.446912, 8: 2.364624, 10: 2.262157}[n]
+    quantile = {3: 4.302653, 5: 2.776445, 8: 2.364624, 10: 2.262157}[n]
     return tuple(round(mean + sign * quantile * std / n**0.5) for sign in (0, -1, 1))
 
 

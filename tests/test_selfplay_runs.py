@@ -703,7 +703,7 @@ def test_settings_of_the_optimisers(
 
 
 def test_rewards_of_agents_that_have_left_do_not_count(train_selfplay: Train) -> None:
-    """Also not in the scale of rewards, into the statistics of which their next game would take them."""
+    """They are in no transition, and not in the statistics of returns that scale all rewards."""
     weights = []
     for pays_all in (True, False):
         kwargs = json.dumps({"pays_all": pays_all})

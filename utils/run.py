@@ -317,9 +317,8 @@ class TaskEnv(gym.Wrapper):
     """Says which of several environments raised an exception, and in which step; drops infos, which cost time."""
 
     def __init__(self, make_env: Callable[..., gym.Env], index: int, video: Path | None = None) -> None:
-        if (
-            multiprocessing.parent_process() is not None
-        ):  # Ctrl-C is for the training, which saves; only a fork knows that
+        # Ctrl-C is for the training, which saves. Only a forked process would have the training's handlers.
+        if multiprocessing.parent_process() is not None:
             ignore_signals()
         env = make_env() if video is None else make_env(render_mode="rgb_array")
         if video is not None:

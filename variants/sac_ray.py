@@ -717,9 +717,7 @@ def main(args: Args) -> Path:
             example = agent, batch, torch.zeros_like(batch[1]), args
             gradient_fns = compiled(compute_qf_gradient, *example), compiled(compute_actor_gradient, *example)
         minibatches, update_metrics = exchange.minibatches(device), Metrics()
-        if (
-            0 < run.global_step == counters["evaluated_at"]
-        ):  # resumed: the checkpoint was written before the result came
+        if 0 < run.global_step == counters["evaluated_at"]:  # resumed; the result was not in the checkpoint
             exchange.begin_evaluation(run.global_step)
         # Yields the steps taken so far. It writes the checkpoints between two iterations, and model.pt after the last.
         for global_step, _ in run.steps():
