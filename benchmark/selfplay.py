@@ -28,7 +28,7 @@ from benchmark import fail
 from benchmark.runs import Run, device_notes, notes_on, read_all
 from benchmark.statistics import crossed_interval, student_interval
 from utils.cross_play import pairs_with_others, play_pairs
-from utils.evaluation import current_players, evaluate_run
+from utils.evaluation import current_players, evaluate_run, find_difference
 from utils.run import load_script
 
 THRESHOLDS = {"random": 0.98, "charge": 0.8, "centre": 0.5}
@@ -99,8 +99,9 @@ def script_of(run: Path) -> ModuleType:
 
 def check_one_game(runs: Sequence[Path]) -> None:
     """Exits with one sentence if these runs have no table in common: their games or scripts are not the same."""
-    for run, name in itertools.product(runs, ("env_id", "env_kwargs", "teams", "symmetric", "norm_obs")):
-        if read_args(run)[name] != read_args(runs[0])[name]:
+    for run in runs:
+        name = find_difference(read_args(runs[0]), read_args(run))
+        if name is not None:
             fail(f"RUNS takes runs of one --{name.replace('_', '-')}, and {runs[0]} and {run} differ in it")
         if script_of(run) is not script_of(runs[0]):
             fail(f"RUNS takes runs of one script, and {runs[0]} and {run} are of two")
@@ -181,9 +182,10 @@ def print_scores(args: Scores) -> None:
             scores = np.array([float(row[0]) for row in own])
             mean = describe(scores.mean(), student_interval(scores) if len(scores) > 1 else None)
             untrained_mean = np.mean([float(row[1]) for row in own])
+            first_score = "-" if np.isnan(untrained_mean) else f"{untrained_mean:.2f}"
             times = ", ".join(f"{row[2]} ({row[3]:,})" if row[3] else "-" for row in own)
             each = ", ".join(f"{score:.2f}" for score in scores)
-            print(f"| {name} | {game} | {mean} | {each} | {untrained_mean:.2f} | {times} |")
+            print(f"| {name} | {game} | {mean} | {each} | {first_score} | {times} |")
     write_csv(args.csv, "experiment run game score untrained first_seconds first_step commit", rows)
 
 

@@ -21,6 +21,7 @@ from benchmark.selfplay import (
     Scores,
     Versus,
     by_experiment,
+    check_one_game,
     first_times,
     print_exploitability,
     print_scores,
@@ -38,7 +39,7 @@ def copy_as(run: Path, name: str, **overrides: Any) -> Path:
 
 def write_run(folder: Path, **overrides: Any) -> Path:
     """A run of 100 steps whose last evaluation is at step 100."""
-    run_args = {"save_steps": 1, "env_id": "sumo", "env_kwargs": {}, "teams": None, "symmetric": None, "seed": 1}
+    run_args = {"save_steps": 1, "env_id": "sumo", "env_kwargs": "{}", "teams": None, "symmetric": None, "seed": 1}
     run_args |= {"norm_obs": True, "exp_name": "one", "total_timesteps": 100, "cuda": False}
     run_args["script"] = "ppo_selfplay.py"
     folder.mkdir()
@@ -139,7 +140,7 @@ def test_what_is_not_finished_is_left_out_and_what_differs_is_said(
     [
         (None, "RUNS takes runs of two experiments or more, and these are of one"),
         ({"save_steps": "none"}, "RUNS takes run folders of self-play, and {run} is none"),
-        ({"env_kwargs": {"actions": "discrete"}}, "RUNS takes runs of one --env-kwargs, and "),
+        ({"env_kwargs": '{"actions": "discrete"}'}, "RUNS takes runs of one --env-kwargs, and "),
         ({"script": "sac_selfplay.py"}, "RUNS takes runs of one script, and "),
     ],
 )
@@ -163,6 +164,12 @@ def test_bad_sets(
         assert error.count("\n") == 1
 
 
+def test_one_game_in_two_spellings(tmp_path: Path) -> None:
+    """--env-kwargs and --teams are JSON: spaces and the order of their keys make no other game."""
+    one = write_run(tmp_path / "one", env_kwargs='{"a": 1, "b": 2}', teams='{"red": ["x"]}')
+    check_one_game([one, write_run(tmp_path / "two", env_kwargs='{"b":2,"a":1}', teams='{"red":["x"]}')])
+
+
 @pytest.mark.slow
 def test_scores(selfplay: ModuleType, train_selfplay: Train, tmp_path: Path) -> None:
     """A row a run and scripted player; the untrained score is that of the first snapshot, and so of a run without
@@ -172,11 +179,13 @@ def test_scores(selfplay: ModuleType, train_selfplay: Train, tmp_path: Path) -> 
     frozen = dict.fromkeys(rates, 0.0) | {"norm_obs": False}
     runs = [train_selfplay(selfplay, seed=1, **frozen), train_selfplay(selfplay, seed=2, **frozen)]
     cut = copy_as(runs[0], "cut", total_timesteps=9999)
-    print_scores(Scores(runs=[*runs, cut], games=20, csv=tmp_path / "scores.csv"))
+    later = copy_as(runs[1], "sumo_later", seed=3, exp_name="later", initialize_from=str(runs[0]))
+    print_scores(Scores(runs=[*runs, cut, later], games=20, csv=tmp_path / "scores.csv"))
     rows = list(csv.DictReader((tmp_path / "scores.csv").open()))
-    assert [row["game"] for row in rows] == 2 * [f"sumo vs {name}" for name in ("random", "charge", "centre")]
-    assert [row["run"] for row in rows] == 3 * [runs[0].name] + 3 * [runs[1].name]
-    assert all(row["score"] == row["untrained"] for row in rows)
+    assert [row["game"] for row in rows] == 3 * [f"sumo vs {name}" for name in ("random", "charge", "centre")]
+    assert [row["run"] for row in rows] == 3 * [runs[0].name] + 3 * [runs[1].name] + 3 * [later.name]
+    assert all(row["score"] == row["untrained"] for row in rows[:6])
+    assert all(row["untrained"] == "nan" for row in rows[6:])  # its first policy is another run's, and trained
     assert {row["commit"] for row in rows} == {""}  # these runs are of no sweep
 
 

@@ -89,6 +89,7 @@ class Blind(gym.Env):
 
 
 gym.register("Slides-v0", entry_point="test_sac_pixels:Slides")
+gym.register("LimitedSlides-v0", entry_point="test_sac_pixels:Slides", max_episode_steps=9)
 gym.register("UnevenSlides-v0", entry_point="test_sac_pixels:UnevenSlides")
 gym.register("GreySlides-v0", entry_point="test_sac_pixels:GreySlides")
 gym.register("Planes-v0", entry_point="test_sac_pixels:Planes")
@@ -209,6 +210,15 @@ def test_action_repeat() -> None:
     assert (obs[-1] - first[-1], reward, terminated or truncated) == (3, 1.0 + 2.0 + 3.0, False)
     obs, reward, terminated, truncated, _ = env.step(np.zeros(1, np.float32))
     assert (obs[-1] - first[-1], reward, terminated or truncated) == (5, 4.0 + 5.0, True)
+
+
+def test_checkpoints_that_cut_repeated_steps_off(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nine steps of the task are five with two repetitions, so ten of two environments."""
+    flags: dict[str, Any] = {"env_id": "LimitedSlides-v0", "action_repeat": 2, "total_timesteps": 20}
+    for freq, is_too_often in ((8, True), (10, False)):
+        train(checkpoint_freq=freq, **flags)
+        warning = f"--checkpoint-freq {freq} cuts episodes off that would take up to 10 steps"
+        assert (warning in capsys.readouterr().err) == is_too_often
 
 
 # --- buffer ---

@@ -16,12 +16,14 @@ import pytest
 import torch
 import toy_envs
 from conftest import assert_same_weights, read_scalars
+from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from test_sac_update import make_optimizers, squashed
 from torch import Tensor, nn
 
 import ppo_continuous
 import sac_continuous
 from utils.demonstrations import load_demonstrations
+from utils.errors import TaskError
 
 script: Any = import_module("variants.sac_rewards")
 ROOT = Path(__file__).parent.parent
@@ -661,6 +663,20 @@ def test_demonstrations_of_ppo() -> None:
         np.testing.assert_allclose(arrays["actions"], agent.policy()(arrays["obs"]).clip(-1.0, 1.0), rtol=1e-5)
         assert 0 < (arrays["actions"] == 1.0).sum() < arrays["actions"].size
     train(streams="gail", demonstrations=str(folder / "demonstrations.npz"))
+
+
+def test_a_fault_of_the_recorded_task_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The task of the run, and not the default one of the command."""
+    folder = ppo_continuous.main(ppo_continuous.Args(**TINY_PPO))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which the command replaces
+    monkeypatch.setattr(PendulumEnv, "step", lambda *_: 1 / 0)
+    with pytest.raises(TaskError) as error:
+        script.main(script.parse_args(script.Args, ["--record-demonstrations", str(folder)]))
+    with pytest.raises(SystemExit):
+        sys.excepthook(error.type, error.value, None)
+    assert "error: --env-id Pendulum-v1 failed: " in capsys.readouterr().err
 
 
 def test_a_run_goes_on_from_moved_demonstrations(monkeypatch: pytest.MonkeyPatch) -> None:

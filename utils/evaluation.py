@@ -244,14 +244,22 @@ def train_response(args: Any, train: Callable[[Any], Path]) -> Path:
     return train(replace(args, **own, **rest))
 
 
-def check_same_game(args: Any, other: Any, flag: str) -> None:
-    """Exits with one sentence if another run has another game, or other inputs of its policies."""
+def find_difference(args: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """The first argument in which the games of two runs differ, or the inputs of their policies, or None."""
     for name in ("env_id", "env_kwargs", "teams", "symmetric", "norm_obs"):
-        ours, theirs = getattr(args, name), getattr(other, name)
+        ours, theirs = args[name], other[name]
         is_json = name in ("env_kwargs", "teams") and None not in (ours, theirs)
         if json.loads(ours) != json.loads(theirs) if is_json else ours != theirs:
-            own = f"{flag_of(name)} was {ours} here and {theirs} there"
-            fail(f"--{flag} takes a run of the same game, and {own}")
+            return name
+    return None
+
+
+def check_same_game(args: Any, other: Any, flag: str) -> None:
+    """Exits with one sentence if another run has another game, or other inputs of its policies."""
+    name = find_difference(vars(args), vars(other))
+    if name is not None:
+        own = f"{flag_of(name)} was {getattr(args, name)} here and {getattr(other, name)} there"
+        fail(f"--{flag} takes a run of the same game, and {own}")
 
 
 def load_opponent(
