@@ -14,7 +14,7 @@ The defaults differ from the reference, CleanRL's `ppo_continuous_action.py`. Th
 
 - 16 environments for 128 steps, not one for 2,048.
 - The standard deviation of the policy begins at 0.4, not 1, and never falls below half of that.
-- An iteration stops after a pass over the rollout whose mean KL divergence exceeds 0.025.
+- The passes over a rollout stop after one whose mean KL divergence exceeds 0.025.
 - Advantages are not normalised.
 - Lambda is 0.9, not 0.95.
 Why each change was made: `docs/ppo.md`. Further deviations:
@@ -23,7 +23,7 @@ Why each change was made: `docs/ppo.md`. Further deviations:
 - One estimate of the observations' mean and variance over all environments, and one of the returns' variance. They are
   updated after a rollout, saved with the model, and frozen in evaluation.
 - The policy acts in [-1, 1], and actions are rescaled to the bounds of the task.
-- Speed: the policy acts in NumPy, Adam steps one vector, and the gradient is compiled (`--no-compile`: it is not).
+- Speed: the policy acts in NumPy, Adam steps one vector, and the gradient is compiled; `--no-compile` turns this off.
 - At a checkpoint environments are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
 """
 
@@ -65,7 +65,7 @@ class Args:
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
     capture_video: bool = False  # record the first episode of every evaluation into videos/ of the run folder
-    save_model: bool = True  # write model.pt into the run folder at the end
+    save_model: bool = True  # write model.pt into the run folder at the end, or when the run is stopped
     upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
     hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 50_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
@@ -96,7 +96,7 @@ class Args:
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
-    target_kl: float | None = 0.025  # end an iteration after a pass whose mean KL divergence exceeds this
+    target_kl: float | None = 0.025  # stop the passes over a rollout after one whose mean KL divergence exceeds this
     std_min: float | None = 0.2  # least standard deviation of the policy, which begins at twice this (None: at 1)
 
     @property
@@ -300,7 +300,7 @@ def compute_gae(
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a batch
+Batch = tuple[Tensor, ...]  # columns in the order of `make_batch`
 
 
 def normal_log_prob(actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
@@ -312,7 +312,7 @@ def normal_log_prob(actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
 def compute_policy_loss(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip_coef: float
 ) -> tuple[Tensor, Metrics]:
-    """Clipped surrogate objective, negated (eq. 7); all tensors are (minibatch_size,)."""
+    """Clipped surrogate objective, negated (eq. 7); all tensors are (n,)."""
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.exp()
     loss = -torch.min(advantages * ratio, advantages * ratio.clamp(1.0 - clip_coef, 1.0 + clip_coef)).mean()
@@ -327,7 +327,7 @@ def compute_policy_loss(
 
 
 def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float) -> tuple[Tensor, Metrics]:
-    """Half the mean squared error; all tensors are (minibatch_size,).
+    """Half the mean squared error; all tensors are (n,).
 
     Each sample counts the larger of two errors: its own, and that of the value clipped around the old one.
     """
@@ -504,8 +504,8 @@ def main(args: Args) -> Path:
     with Run(args, envs, total_steps, stride, model={"agent": agent}, rest=rest) as run:
         gradient_fn: GradientFn = compute_update_gradient
         if args.compile:
-            widths = [(obs_dim,), (action_dim,), (), (), (), ()]
-            minibatch = tuple(torch.zeros((args.minibatch_size, *width), device=device) for width in widths)
+            shapes = [(obs_dim,), (action_dim,), (), (), (), ()]
+            minibatch = tuple(torch.zeros((args.minibatch_size, *shape), device=device) for shape in shapes)
             gradient_fn = compiled(compute_update_gradient, agent, minibatch, args)
         # `run.steps()` yields the number of steps taken so far, and a seed where episodes begin anew. Between two
         # iterations it writes the checkpoints, and after the last one model.pt.

@@ -2,8 +2,9 @@
 
 The algorithm is that of `ppo_continuous.py` (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7 and 9;
 Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). `diff ppo_continuous.py ppo_selfplay.py` shows that
-GAE and both losses are the same; what self-play adds is mainly in "Snapshots and turns" and in the lines of `main` with
-`matches`. `utils/matches.py` seats and rates the players, and `utils/snapshot_pool.py` draws the opponents.
+GAE and both losses are the same. Self-play adds actors for discrete actions (one categorical distribution a branch,
+with masks), the section "Snapshots and turns", and the lines of `main` with `matches`. `utils/matches.py` seats and
+rates the players, and `utils/snapshot_pool.py` draws the opponents.
 
 Self-play follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one policy
 with its own optimiser, pool and rating; the *learner* is the behaviour whose turn it is to learn. `docs/selfplay.md`
@@ -16,13 +17,12 @@ explains how opponents are chosen and rated, and has the results.
     python ppo_selfplay.py --resume runs/FOLDER
 
 Deviations from ML-Agents:
-- Each parallel game has its own opponents, drawn when it begins and kept until it ends. All act in one batched pass.
+- Each parallel game has its own opponents, drawn when it begins. All snapshots act in one batched pass.
 - A result is credited to the snapshot that played; ML-Agents credits the opponent that plays when the result arrives.
 - The outcome is read by one rule (`utils/team_env.py`), so games with any rewards can be rated.
 - The newest opponent is the newest snapshot, not the learner itself, so games against it are rated.
 - Snapshots that the learner does not beat yet are drawn more often (prioritised fictitious self-play, AlphaStar).
 - When the turn passes to another behaviour, all games restart and the previous learner leaves a snapshot.
-- Discrete and MultiDiscrete actions with masks: one categorical distribution a branch, log-probabilities summed.
 - At a checkpoint games are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
 """
 
@@ -62,7 +62,7 @@ class Args:
     wandb_project_name: str = "self-play"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
     capture_video: bool = False  # record a game of the final policy against its best scripted opponent into videos/
-    save_model: bool = True  # write model.pt with the last snapshots into the run folder at the end
+    save_model: bool = True  # write model.pt with all pools into the run folder at the end, or at a stop
     upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
     hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 500_000  # game steps between evaluations against the scripted players; 0: only at the end
@@ -119,7 +119,7 @@ class Args:
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
-    target_kl: float | None = None  # end an iteration after a pass whose mean KL divergence exceeds this
+    target_kl: float | None = None  # stop the passes over a rollout after one whose mean KL divergence exceeds this
 
     @property
     def batch_size(self) -> int:
@@ -363,7 +363,7 @@ def compute_gae(
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a batch
+Batch = tuple[Tensor, ...]  # columns in the order of `make_batch`
 
 
 def normal_log_prob(actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
@@ -375,7 +375,7 @@ def normal_log_prob(actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
 def compute_policy_loss(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip_coef: float
 ) -> tuple[Tensor, Metrics]:
-    """Clipped surrogate objective, negated (eq. 7); all tensors are (minibatch_size,)."""
+    """Clipped surrogate objective, negated (eq. 7); all tensors are (n,)."""
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.exp()
     loss = -torch.min(advantages * ratio, advantages * ratio.clamp(1.0 - clip_coef, 1.0 + clip_coef)).mean()
@@ -390,7 +390,7 @@ def compute_policy_loss(
 
 
 def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float) -> tuple[Tensor, Metrics]:
-    """Half the mean squared error; all tensors are (minibatch_size,).
+    """Half the mean squared error; all tensors are (n,).
 
     Each sample counts the larger of two errors: its own, and that of the value clipped around the old one.
     """

@@ -13,7 +13,7 @@ Deviations from the reference, CleanRL's `sac_continuous_action.py`:
 - The entropy coefficient's loss uses the actions of the actor's loss; the reference samples the policy again.
 - The actor is updated with every critic update, and all three learning rates are 1e-3.
 - The policy acts in [-1, 1], and actions are rescaled to the bounds of the task. Entropies are of actions in [-1, 1].
-- Speed: both critics are one batched module, Adam steps one vector, and gradients are compiled (or `--no-compile`).
+- Speed: both critics are one batched module, Adam steps one vector, and gradients are compiled.
 - At a checkpoint environments are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
 """
 
@@ -57,7 +57,7 @@ class Args:
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
     capture_video: bool = False  # record the first episode of every evaluation into videos/ of the run folder
-    save_model: bool = True  # write model.pt into the run folder at the end
+    save_model: bool = True  # write model.pt into the run folder at the end, or when the run is stopped
     upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
     hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
@@ -296,7 +296,7 @@ class ReplayBuffer:
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a batch
+Batch = tuple[Tensor, ...]  # columns in the order of `ReplayBuffer.sample`
 
 
 def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -333,7 +333,7 @@ def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tenso
 
 def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """The policy's loss (eq. 9), and the log-probabilities (batch_size,) of the actions that it was computed from."""
-    mean, log_std = agent.actor(obs)  # obs are normalised
+    mean, log_std = agent.actor(obs)  # obs as the networks take them
     actions, log_prob = sample_actions(mean, log_std, noise)
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(obs, actions).amin(0)).mean()
     metrics = {"losses/actor_loss": actor_loss, "losses/entropy": -log_prob.mean(), "losses/policy_mean": mean.mean()}
@@ -414,7 +414,7 @@ def compute_actor_gradient(
 def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
     """Moves the target's parameters by `tau` towards the source's, and copies buffers."""
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):  # of layers with statistics
+    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):  # such as batch norm's
         target_buffer.copy_(buffer)
 
 

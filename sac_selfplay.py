@@ -14,7 +14,7 @@ with its own optimisers, pool and rating; the *learner* is the one whose turn it
     python sac_selfplay.py --resume runs/FOLDER
 
 Deviations from ML-Agents:
-- Each parallel game has its own opponents, drawn when it begins and kept until it ends. All act in one batched pass.
+- Each parallel game has its own opponents, drawn when it begins. All snapshots act in one batched pass.
 - A result is credited to the snapshot that played; ML-Agents credits the opponent that plays when the result arrives.
 - The outcome is read by one rule (`utils/team_env.py`), so games with any rewards can be rated.
 - The newest opponent is the newest snapshot, not the learner itself, so games against it are rated.
@@ -25,8 +25,8 @@ Deviations from ML-Agents:
 - The value is the mean of both critics, not the smaller one (`--critics min`): where one side wins what the other
   loses, the smaller one is a bias against the learner.
 - Entropy counts relative to its target (SACZero). Otherwise the entropy bonus would make games longer or shorter.
-- Discrete and MultiDiscrete actions with masks: each branch has its own head, entropy coefficient and target entropy,
-  as in ML-Agents; values are means over branches. The target depends on the number of legal actions.
+- With discrete actions values are means over branches, and a target entropy depends on the number of legal actions. As
+  in ML-Agents each branch has its own head, entropy coefficient and target entropy.
 - At a checkpoint games are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
 """
 
@@ -68,7 +68,7 @@ class Args:
     wandb_project_name: str = "self-play"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
     capture_video: bool = False  # record a game of the final policy against its best scripted opponent into videos/
-    save_model: bool = True  # write model.pt with the last snapshots into the run folder at the end
+    save_model: bool = True  # write model.pt with all pools into the run folder at the end, or at a stop
     upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
     hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 250_000  # game steps between evaluations against the scripted players; 0: only at the end
@@ -409,7 +409,7 @@ class ReplayBuffer:
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a batch
+Batch = tuple[Tensor, ...]  # columns in the order of `ReplayBuffer.sample`
 
 
 def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -562,7 +562,7 @@ def compute_actor_gradient(
 def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
     """Moves the target's parameters by `tau` towards the source's, and copies buffers."""
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):  # of layers with statistics
+    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):  # such as batch norm's
         target_buffer.copy_(buffer)
 
 

@@ -55,7 +55,7 @@ class Args:
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
     capture_video: bool = False  # record the first episode of every evaluation into videos/ of the run folder
-    save_model: bool = True  # write model.pt into the run folder at the end
+    save_model: bool = True  # write model.pt into the run folder at the end, or when the run is stopped
     upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
     hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
@@ -389,7 +389,7 @@ class ReplayBuffer:
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a batch
+Batch = tuple[Tensor, ...]  # columns in the order of `ReplayBuffer.sample`
 
 
 def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -423,7 +423,7 @@ def compute_qf_loss(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tu
     with torch.no_grad():
         mean, log_std = agent.actor(next_obs)
         next_actions, next_log_prob = sample_actions(mean, log_std, noise)
-    # In a pass of its own (s', a') would be normalised by other statistics than (s, a), and training fails.
+    # In a pass of its own (s', a') would be normalised by other statistics than (s, a): values could not be compared.
     logits = agent.qf(torch.cat([obs, next_obs]), torch.cat([actions, next_actions]), train=True)
     logits, next_logits = logits.chunk(2, dim=1)  # (2, batch_size, NUM_BINS)
     td_target = compute_td_target(agent, rewards, agent.qf.values(next_logits), next_log_prob, terminations, args)
@@ -436,7 +436,7 @@ def compute_qf_loss(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tu
 
 def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """The policy's loss (eq. 9), and the log-probabilities (batch_size,) of the actions that it was computed from."""
-    mean, log_std = agent.actor(obs, train=True)  # obs are normalised
+    mean, log_std = agent.actor(obs, train=True)  # obs as the networks take them
     actions, log_prob = sample_actions(mean, log_std, noise)
     qf_values = agent.qf.values(agent.qf(obs, actions))
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - qf_values.amin(0)).mean()

@@ -57,7 +57,7 @@ class Args:
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
     capture_video: bool = False  # record the first episode of every evaluation into videos/ of the run folder
-    save_model: bool = True  # write model.pt into the run folder at the end
+    save_model: bool = True  # write model.pt into the run folder at the end, or when the run is stopped
     upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
     hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
@@ -410,7 +410,7 @@ class ReplayBuffer:
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a batch, (sequence_length, batch_size, ...)
+Batch = tuple[Tensor, ...]  # columns in the order of `ReplayBuffer.sample`, (sequence_length, batch_size, ...)
 Sequences = tuple[tuple[Any, ...], tuple[Any, ...]]  # the arguments of the actor's memory, and of the critics'
 
 
@@ -551,7 +551,7 @@ def compute_actor_gradient(
 def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
     """Moves the target's parameters by `tau` towards the source's, and copies buffers."""
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):  # of layers with statistics
+    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):  # such as batch norm's
         target_buffer.copy_(buffer)
 
 

@@ -9,8 +9,8 @@ The streams are those of ML-Agents. How it differs from `sac_continuous.py`:
 - A termination ends the extrinsic return. Those of `curiosity` and `rnd` go on in the next episode. In `gail` an
   absorbing state follows, whose reward is learned (Kostrikov et al. 2019, https://arxiv.org/abs/1809.02925).
 - Intrinsic rewards are computed anew when sampled, and divided by their running mean (`compute_rewards`).
-- Observations are normalised for `curiosity` and `rnd` by statistics of the first random steps, and for `gail` by those
-  of the demonstrations. The statistics stay fixed, so RND's random target does too.
+- Observations are normalised for `curiosity` and `rnd` by statistics of the steps before the first update, and for
+  `gail` by those of the demonstrations. The statistics stay fixed, so RND's random target does too.
 
     python variants/sac_rewards.py --env-id MountainCarContinuous-v0 --streams extrinsic,rnd --total-timesteps 10000
     python variants/sac_rewards.py --record-demonstrations runs/FOLDER
@@ -60,7 +60,7 @@ class Args:
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
     capture_video: bool = False  # record the first episode of every evaluation into videos/ of the run folder
-    save_model: bool = True  # write model.pt into the run folder at the end
+    save_model: bool = True  # write model.pt into the run folder at the end, or when the run is stopped
     upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
     hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
@@ -415,7 +415,7 @@ class ReplayBuffer:
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a batch
+Batch = tuple[Tensor, ...]  # columns in the order of `ReplayBuffer.sample`
 
 
 def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -475,7 +475,7 @@ def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tenso
 
 def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """The policy's loss (eq. 9), and the log-probabilities (batch_size,) of the actions that it was computed from."""
-    mean, log_std = agent.actor(obs)  # obs are normalised
+    mean, log_std = agent.actor(obs)  # obs as the networks take them
     actions, log_prob = sample_actions(mean, log_std, noise)
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(obs, actions).amin(0).sum(-1)).mean()
     metrics = {"losses/actor_loss": actor_loss, "losses/entropy": -log_prob.mean(), "losses/policy_mean": mean.mean()}
@@ -564,7 +564,7 @@ def compute_actor_gradient(
 def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
     """Moves the target's parameters by `tau` towards the source's, and copies buffers."""
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):  # of layers with statistics
+    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):  # such as batch norm's
         target_buffer.copy_(buffer)
 
 

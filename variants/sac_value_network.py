@@ -51,7 +51,7 @@ class Args:
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
     capture_video: bool = False  # record the first episode of every evaluation into videos/ of the run folder
-    save_model: bool = True  # write model.pt into the run folder at the end
+    save_model: bool = True  # write model.pt into the run folder at the end, or when the run is stopped
     upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
     hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
@@ -292,7 +292,7 @@ class ReplayBuffer:
 # === Losses and update ================================================================================================
 
 Metrics = dict[str, Tensor]
-Batch = tuple[Tensor, ...]  # the columns of a batch
+Batch = tuple[Tensor, ...]  # columns in the order of `ReplayBuffer.sample`
 
 
 def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -336,7 +336,7 @@ def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tenso
 
 def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """The policy's loss (eq. 12), and the log-probabilities (batch_size,) of the actions that it was computed from."""
-    mean, log_std = agent.actor(obs)  # obs are normalised
+    mean, log_std = agent.actor(obs)  # obs as the networks take them
     actions, log_prob = sample_actions(mean, log_std, noise)
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(obs, actions).amin(0)).mean()
     metrics = {"losses/actor_loss": actor_loss, "losses/entropy": -log_prob.mean(), "losses/policy_mean": mean.mean()}
@@ -419,7 +419,7 @@ def compute_actor_gradient(
 def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
     """Moves the target's parameters by `tau` towards the source's, and copies buffers."""
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):  # of layers with statistics
+    for target_buffer, buffer in zip(target.buffers(), source.buffers(), strict=True):  # such as batch norm's
         target_buffer.copy_(buffer)
 
 
@@ -430,7 +430,7 @@ PLAIN: GradientFns = (compute_qf_gradient, compute_actor_gradient)  # `main` com
 def update(
     agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, num_updates: int, fns: GradientFns = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics and state value, actor, target; `num_updates` counts the earlier rounds."""
+    """One round of Algorithm 1: critics, state value, actor, alpha, target; `num_updates` counts the earlier ones."""
     qf_gradient_fn, actor_gradient_fn = fns
     actions = batch[1]
     gradient, metrics = qf_gradient_fn(agent, batch, torch.randn_like(actions), args)
