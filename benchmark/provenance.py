@@ -31,24 +31,28 @@ def sources_of(script: Path, env_id: str = "") -> list[Path]:
     roots, found, waiting = (script.parent, script.parent.parent), {script}, [script]
     names = re.findall(r"^(\w+(?:\.\w+)*)(?=:|$)", env_id)
     while waiting:
+        path = waiting.pop()
+        package = next((path.parent.relative_to(root).parts for root in roots if path.is_relative_to(root)), ())
         with suppress(SyntaxError):  # which the run will report
-            names += names_in(ast.parse(waiting.pop().read_bytes()))
+            names += names_in(ast.parse(path.read_bytes()), package)
         for name in {prefix for whole in names for prefix in accumulate(whole.split("."), "{}.{}".format)}:
-            path = module_path(name, roots)
-            if path and path not in found:
-                found.add(path)
-                waiting.append(path)
+            module = module_path(name, roots)
+            if module and module not in found:
+                found.add(module)
+                waiting.append(module)
         names = []
     return [script, *sorted(found - {script})]
 
 
-def names_in(tree: ast.AST) -> Iterator[str]:
-    """Names of what a file imports, among them those of things in modules."""
+def names_in(tree: ast.AST, package: tuple[str, ...] = ()) -> Iterator[str]:
+    """Names of what a file of a package imports, among them those of things in modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else ()  # level: the number of dots
+            module = ".".join([*above, *filter(None, [node.module])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and (match := re.fullmatch(r"(\w+(?:\.\w+)*):\w+", str(node.value))):
             yield match[1]
 

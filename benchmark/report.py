@@ -213,7 +213,7 @@ def command_table(groups: Groups) -> str:
     for (exp_name, command), runs in rows.items():
         commits = dict.fromkeys(commit for run in runs for commit in (run.commit or "unknown").split(", "))
         devices = dict.fromkeys(run.device or "unknown" for run in runs)
-        shown = f"`{command}`" if command else "unknown"
+        shown = f"`{command}`".replace("|", "\\|") if command else "unknown"
         body.append([exp_name, shown, describe_seeds(runs), ", ".join(devices), ", ".join(commits)])
     header = ["experiment", "command", "seeds", "device", "commit"]
     return table(header, *body) if any(command for _, command in rows) else ""

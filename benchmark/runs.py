@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +113,21 @@ def provenance_of(records: list[dict[str, Any]], args: Mapping[str, Any]) -> dic
     commits = [start["commit"][:7] + "+" * bool(start["dirty"]) for start in starts if start.get("commit")]
     devices = [record["device"] for record in records if record.get("device")]
     python, script, *flags = starts[0]["command"] if starts else ("", "")
+    budgets = [start["command"][-1] for start in starts[1:] if "--total-timesteps" in start["command"]]  # resumed
+    more = f", then --resume RUN --total-timesteps {budgets[-1]}" if budgets else ""
     folder = "variants/" if Path(script).parent.name == "variants" else ""
     return {
         "device": ", ".join(dict.fromkeys(devices)) or ("" if args.get("cuda", True) else "cpu"),
         "commit": ", ".join(dict.fromkeys(commits)),
         "sources": ", ".join(dict.fromkeys(start["sha256"][:7] for start in starts if start.get("sha256"))),
-        "command": shlex.join([Path(python).name, folder + Path(script).name, *flags]) if python else "",
+        "command": shlex.join([Path(python).name, folder + Path(script).name, *flags]) + more if python else "",
     }
+
+
+def flags_of(command: Sequence[str]) -> dict[str, str]:
+    """The flags of a command with the word after each, which is the value of those that take one."""
+    parts = [part for word in command for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    return {flag.replace("_", "-"): value for flag, value in pairwise([*parts, ""]) if flag.startswith("--")}
 
 
 def state_of(curves: Mapping[str, np.ndarray], total_timesteps: int, records: list[dict[str, Any]]) -> str:
@@ -134,13 +142,12 @@ def state_of(curves: Mapping[str, np.ndarray], total_timesteps: int, records: li
     return "unfinished" if goes_on or ends[-1]["exit"] in (0, 129, 130, 143) else "failed"
 
 
-def read_run(folder: Path, curves: dict[str, np.ndarray]) -> Run | None:
-    """A run from its folder and curves, None if it was killed before it began; exits with one sentence if it is no
-    run's.
-    """
+def read_run(folder: Path, curves: dict[str, np.ndarray]) -> Run | str:
+    """A run from its folder and curves, or why it is left out; exits with one sentence if the folder is no run's."""
     records = read_journal(journal_of(folder))
+    is_replaced = bool(records) and folder.resolve() != newest_of(folder)
     if folder.is_dir() and not (folder / "args.json").exists() and re.search(r"__\d+(-\d+)?$", folder.name):
-        return run_without_folder(folder, records) if records else None
+        return run_without_folder(folder, records) if records and not is_replaced else "killed before it began"
     try:
         args = json.loads((folder / "args.json").read_text())
         env_id, exp_name, seed, budget = (args[name] for name in ("env_id", "exp_name", "seed", "total_timesteps"))
@@ -148,15 +155,27 @@ def read_run(folder: Path, curves: dict[str, np.ndarray]) -> Run | None:
         reason = f"{folder} is none ({type(error).__name__}: {error})"
         fail(f"RUNS takes run folders with the args.json of a run, and {reason}")
     state, provenance = state_of(curves, budget, records), provenance_of(records, args)
+    if is_replaced and state != "finished":  # the journal is that of the later folder
+        return "begun again in another folder"
     kwargs = args.get("env_kwargs", "{}")
     return Run(folder, env_id, exp_name, seed, budget, state, curves, args, **provenance, env_kwargs=kwargs)
 
 
 def run_without_folder(folder: Path, records: list[dict[str, Any]]) -> Run:
     """A run of a sweep that ended before its folder was written, from its journal."""
-    command = records[0]["command"]
-    env_id, exp_name, seed = (command[command.index(flag) + 1] for flag in ("--env-id", "--exp-name", "--seed"))
-    return Run(folder, env_id, exp_name, int(seed), 0, state_of({}, 1, records), {}, {}, **provenance_of(records, {}))
+    flags = flags_of(records[0]["command"])
+    env_id, exp_name, seed = (flags[flag] for flag in ("--env-id", "--exp-name", "--seed"))
+    budget, kwargs = int(flags.get("--total-timesteps", 0)), flags.get("--env-kwargs", "{}")
+    provenance = provenance_of(records, {"cuda": "--no-cuda" not in flags})
+    state = state_of({}, 1, records)
+    return Run(folder, env_id, exp_name, int(seed), budget, state, {}, {}, **provenance, env_kwargs=kwargs)
+
+
+def newest_of(folder: Path) -> Path:
+    """The newest folder of the same run of a sweep: the run may have begun several times."""
+    name = re.compile(re.escape(journal_of(folder).stem) + r"__(\d+)(?:-(\d+))?")
+    matches = [(match, path) for path in folder.resolve().parent.iterdir() if (match := name.fullmatch(path.name))]
+    return max(matches, key=lambda x: (int(x[0][1]), int(x[0][2] or 1)))[1]
 
 
 def read_missing(folders: Sequence[Path]) -> list[Run]:
@@ -205,11 +224,16 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     folders = [folder for folder in folders if folder not in studies]
     with ProcessPoolExecutor() as pool:
         read = list(map(read_run, folders, pool.map(read_curves, folders)))
-    empty = [folder.name for folder, run in zip(folders, read, strict=True) if run is None]
-    runs = [run for run in read if run] + [run for folder in studies for run in read_study(folder)]
-    names = {(run.env_id, run.exp_name) for run in runs}
-    runs += [run for run in read_missing(folders) if (run.env_id, run.exp_name) in names]
-    return runs, [f"Left out, killed before it began: {name}." for name in empty]
+    notes = [f"Left out, {x}: {folder.name}." for folder, x in zip(folders, read, strict=True) if isinstance(x, str)]
+    runs = [x for x in read if isinstance(x, Run)] + [run for folder in studies for run in read_study(folder)]
+    names, others = {(run.env_id, run.exp_name) for run in runs}, Counter[str]()
+    for run in read_missing(folders):
+        if (run.env_id, run.exp_name) in names:
+            runs.append(run)
+        elif run.state == "failed":
+            others[f"{run.exp_name} on {run.env_id}"] += 1
+    notes += [f"**Left out**: {name}, whose runs failed before they had a folder ({n})." for name, n in others.items()]
+    return runs, notes
 
 
 # === Groups ===========================================================================================================
@@ -243,7 +267,8 @@ def group_runs(runs: list[Run]) -> tuple[Groups, Groups, list[str]]:
     notes += count_as_worst(groups)
     for task in dict.fromkeys(env_id for env_id, _ in groups):
         steps = [last_step([run]) for (env_id, _), group in groups.items() if env_id == task for run in group]
-        kwargs = dict.fromkeys(run.env_kwargs for run in runs if run.env_id == task and run.curves)
+        own = [json.loads(run.env_kwargs) for run in runs if run.env_id == task]
+        kwargs = dict.fromkeys(json.dumps(x, sort_keys=True) for x in own)
         if len(kwargs) > 1:
             notes.append(f"**Not one task**: --env-kwargs of the runs on {task} are {' and '.join(kwargs)}.")
         if max(steps) > 1.05 * min(steps):

@@ -3,11 +3,12 @@
     pip install stable-baselines3
     python benchmark/sb3_sac.py --env-id Hopper-v5 --seed 201
 
-Evaluations are those of `sac_continuous.py`: same seeds, same number of episodes. A run that was stopped begins anew.
+Evaluations are those of `sac_continuous.py`: same seeds, same number of episodes. A run that was stopped begins anew,
+in another folder.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +28,7 @@ class Args:
     cuda: bool = True  # use the GPU if there is one
     eval_freq: int = 20_000  # environment steps between evaluations of the deterministic policy
     eval_episodes: int = 10  # episodes of an evaluation
-    resume: Path | None = None  # begin the run of this folder anew
+    resume: Path | None = None  # begin the run of this folder anew, in another folder
     env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
     total_timesteps: int = 300_000  # environment steps of the run
 
@@ -56,6 +57,7 @@ def main(args: Args) -> Path:
     from stable_baselines3 import SAC
 
     prepare(args, {"eval_episodes eval_freq total_timesteps": (1, 1e12), "seed": (0, 2**31)})
+    args = replace(args, resume=None)  # its buffer and its optimisers were not saved
     own = sac_continuous.Args(env_id=args.env_id, seed=args.seed, eval_episodes=args.eval_episodes)  # of the evaluation
     model = SAC("MlpPolicy", sac_continuous.make_env(own), seed=args.seed, device="auto" if args.cuda else "cpu")
     policy: Any = Policy(model)

@@ -282,7 +282,8 @@ def next_command(job: Job) -> list[str]:
     more = []
     if runs and job.budget is not None and (budget_of(runs[-1]) or job.budget) < job.budget:
         more = ["--total-timesteps", str(job.budget)]
-    if last.get("exit") == 0 and (job.folder / last["run"]).is_dir() and not more:
+    is_reached = not more or last.get("budget") == job.budget  # both numbers of steps may be rounded up to the same one
+    if last.get("exit") == 0 and (job.folder / last["run"]).is_dir() and is_reached:
         return []
     is_refused = last.get("exit") == 2 and "--resume" in last["command"]
     if not runs or (is_refused and any(UNREADABLE in line for line in read_log(job))):
@@ -356,6 +357,7 @@ def run_job(job: Job, time_limit: float | None = None) -> int:
             print(f"ended without a run folder runs/{job.name}__*", file=log)
             status = 1
         end = {"time": utc_now(), "exit": status, "run": run, "device": device_of(job), "stopped": bool(signals)}
+        end["budget"] = job.budget
         if end["device"] == "cpu" and job.uses_gpu and find_gpus():
             print(f"warning: {ON_CPU}", file=log)
         print(json.dumps(record | end), file=journal)
@@ -397,7 +399,9 @@ def check_flags(jobs: Sequence[Job]) -> None:
             if "exit" in start or end.get("exit") == 2 or (job := by_name.get(flags[3])) is None:
                 continue
             before = Job(Path(start["command"][1]), flags[1], flags[3], int(flags[5]), tuple(flags[6:]), job.folder)
-            old, new = before.budget, job.budget  # None: the script's default, which is not known here
+            old, new = before.budget, job.budget  # None: the script's default, which its run has noted
+            if old is None and new is not None:
+                old = ([None] + [budget_of(run) for run in find_runs(before)])[-1]
             has_shrunk = old != new if old is None or new is None else new < old
             if before.script != job.script or other_flags(before) != other_flags(job) or has_shrunk:
                 there, here = (shlex.join([str(x.script), *x.extra]) for x in (before, job))
@@ -620,7 +624,7 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start) -> int:
         if sys.stdout.isatty():
             live.update(make_table(states, console.height), refresh=True)
     say("\n".join([count_states(states), *(f"failed: {job.name}" for job in jobs if states[job] == "failed")]))
-    if is_unfinished := set(states.values()) != {"finished"}:
+    if (is_unfinished := set(states.values()) != {"finished"}) and not is_refused:
         say("the same command goes on from here")
     return (128 + signals[0] if signals else 1) if is_unfinished else 0
 

@@ -39,13 +39,13 @@ case $1 in
         ;;
     sac) # beside the published curves and Stable-Baselines3; two hours of one thread for a million steps
         sac_long() { # SCRIPT TASKS STEPS SEEDS
-            sweep --script "$repository/$1.py" --env-ids $2 --seeds $4 --workers "${workers:-2}" --folder "sweeps/$(basename "$1")" \
+            sweep --script "$repository/$1.py" --env-ids $2 --seeds $4 --workers "${workers:-2}" --folder "sweeps/$(basename "$1")_$3" \
                 -- --total-timesteps "$3" --eval-freq 20000 --no-cuda
         }
         sac_long sac_continuous "HalfCheetah-v5 Hopper-v5 Walker2d-v5" 1000000 "201 202 203"
         sac_long sac_continuous "Ant-v5 Humanoid-v5" 300000 "201 202 203"
         sac_long benchmark/sb3_sac "HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 Humanoid-v5" 300000 201
-        report sac sweeps/{sac_continuous,sb3_sac}/runs/* --published "$repository/benchmark/published_curves.csv" \
+        report sac sweeps/{sac_continuous_1000000,sac_continuous_300000,sb3_sac_300000}/runs/* --published "$repository/benchmark/published_curves.csv" \
             --published-algorithms sac --labels sac_continuous=SAC sb3_sac="Stable-Baselines3's SAC"
         ;;
     sac_recipe) # SAC's defaults and one change to them at a time, twenty-five minutes
@@ -105,8 +105,12 @@ case $1 in
         ;;
     sac_gail) # imitation of PPO's policy without rewards, and on a task whose episodes can end; two hours of one core
         expert() { # TASK STEPS; sets `demonstrations`
-            python "$repository/ppo_continuous.py" --env-id "$1" --seed 901 --total-timesteps "$2" --eval-freq 0 --no-cuda
-            run=$(ls -d "$PWD/runs/$1__ppo_continuous__901__"*)
+            trained=("$PWD/runs/$1__ppo_continuous__901__"*/model.pt)
+            if [ ! -e "${trained[-1]}" ]; then
+                python "$repository/ppo_continuous.py" --env-id "$1" --seed 901 --total-timesteps "$2" --eval-freq 0 --no-cuda
+                trained=("$PWD/runs/$1__ppo_continuous__901__"*/model.pt)
+            fi
+            run=$(dirname "${trained[-1]}")
             python "$repository/variants/sac_rewards.py" --record-demonstrations "$run" --eval-episodes 10
             demonstrations=$run/demonstrations.npz
         }

@@ -97,7 +97,7 @@ def write_run(root: Path, env_id: str, exp_name: str, seed: int, evaluations: li
 
 def read_all(folders: Iterable[Path]) -> list[Run]:
     """All of these runs."""
-    return [run for folder in folders if (run := read_run(folder, read_curves(folder)))]
+    return [run for folder in folders if isinstance(run := read_run(folder, read_curves(folder)), Run)]
 
 
 def grouped(folders: Iterable[Path]) -> Groups:
@@ -461,6 +461,15 @@ def test_command_and_commit_come_from_the_journal(tmp_path: Path, capsys: pytest
     assert commits == ["abababa", "abababa", "cdcdcdc+", "abababa, cdcdcdc+", ""]
 
 
+def test_a_budget_that_grew_is_in_the_command(tmp_path: Path) -> None:
+    """Beside the first command, which alone would be another experiment: its annealed learning rates differ."""
+    start: dict[str, Any] = {"command": ["/bin/python", "/x/ppo.py", "--total-timesteps", "200"]}
+    more = [{"command": ["/bin/python", "/x/ppo.py", "--resume", "x", "--total-timesteps", str(n)]} for n in (300, 400)]
+    folder = write_journal(write_run(tmp_path / "runs", "Toy-v1", "ppo", 1, [1.0]), start, *more)
+    (run,) = read_all([folder])
+    assert run.command == "python ppo.py --total-timesteps 200, then --resume RUN --total-timesteps 400"
+
+
 def test_a_run_killed_before_it_began_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its folder is empty; the others' report is made."""
     run, empty = write_run(tmp_path, "Toy-v1", "ppo", 1, [1.0]), tmp_path / "Toy-v1__ppo__2__77"
@@ -695,10 +704,10 @@ def test_random_policy_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 # === Runs without a result ============================================================================================
 
 
-def end_with(run: Path, status: int) -> Path:
+def end_with(run: Path, status: int, *extra: str) -> Path:
     """Gives a run of a sweep the journal of one that ended with this status."""
     name = run.name.split("__")
-    flags = ["--env-id", name[0], "--exp-name", name[1], "--seed", name[2]]
+    flags = ["--env-id", name[0], "--exp-name", name[1], "--seed", name[2], *extra]
     journal = run.parents[1] / "jobs" / f"{run.name}.jsonl"
     journal.parent.mkdir(exist_ok=True)
     start = {"command": ["/bin/python", "/x/ppo.py", *flags], "sha256": "11" * 32, "commit": None, "dirty": None}
@@ -747,6 +756,39 @@ def test_failed_runs_are_shown_and_count_as_the_worst(tmp_path: Path, capsys: py
     groups, *_ = group_runs(read_all(runs))
     steps, _, values = common_points(groups["Toy-v1", "ppo"], "eval/return_mean")
     assert values[-1].tolist() == pytest.approx([100, 101, 102, 103, 104, -21, -21])
+
+
+def test_a_run_that_failed_without_a_folder_is_of_the_task_of_its_command(tmp_path: Path) -> None:
+    """With its --env-kwargs, in whatever spelling, its budget and its device."""
+    flags: dict[str, Any] = {"env_kwargs": '{"a": 1, "b": 2}', "cuda": False}
+    runs = [write_run(tmp_path / "runs", "Toy-v1", "ppo", seed, [1.0], **flags) for seed in (2, 3)]
+    lost = write_run(tmp_path / "runs", "Toy-v1", "ppo", 1, [])
+    shutil.rmtree(end_with(lost, 1, '--env-kwargs={"b":2,"a":1}', "--no-cuda", "--total-timesteps", "1000"))
+    groups, _, notes = group_runs(runs_module.read_all(runs)[0])
+    failed, *_ = groups["Toy-v1", "ppo"]
+    assert (failed.env_kwargs, failed.total_timesteps, failed.device) == ('{"b":2,"a":1}', 1000, "cpu")
+    assert [note.partition(":")[0] for note in notes] == ["**Failed**"]
+
+
+def test_an_experiment_without_any_folder_is_named(tmp_path: Path) -> None:
+    """All its runs on a task failed before they had one."""
+    runs = [write_run(tmp_path / "runs", "Toy-v1", name, 1, [1.0]) for name in ("ppo", "sac")]
+    for seed in (1, 2):
+        shutil.rmtree(end_with(write_run(tmp_path / "runs", "Toy-v2", "sac", seed, []), 1))
+    shutil.rmtree(end_with(write_run(tmp_path / "runs", "Toy-v3", "sac", 1, []), 143))
+    _, notes = runs_module.read_all(runs)
+    assert notes == ["**Left out**: sac on Toy-v2, whose runs failed before they had a folder (2)."]
+
+
+def test_a_folder_that_a_later_one_replaces_is_not_judged_by_its_journal(tmp_path: Path) -> None:
+    """The later one crashed: it counts, and the older one is left out by name."""
+    runs = [write_run(tmp_path / "runs", "Toy-v1", "ppo", seed, [1.0]) for seed in (1, 2)]
+    older = write_run(tmp_path / "runs", "Toy-v1", "ppo", 3, [1.0], total_timesteps=2000)
+    older = older.rename(f"{older}__4")
+    runs += [older, end_with(write_run(tmp_path / "runs", "Toy-v1", "ppo", 3, [0.5], total_timesteps=2000), 1)]
+    read, notes = runs_module.read_all(runs)
+    assert notes == ["Left out, begun again in another folder: Toy-v1__ppo__3__4."]
+    assert [run.state for run in read] == ["finished", "finished", "failed"]
 
 
 def test_a_failed_run_keeps_the_budget_of_its_experiment(tmp_path: Path) -> None:

@@ -48,14 +48,30 @@ class SAC:
 
 
 made = list[SAC]()
+WORDS = "--env-id Pendulum-v1 --seed 3 --total-timesteps 250 --eval-freq 100 --eval-episodes 2 --no-cuda"
 
 
-def test_a_run_that_the_report_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It learns between two evaluations and evaluates as `sac_continuous.py` does, in the task's units."""
+@pytest.fixture(autouse=True)
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working folder of its own, and no other models."""
     monkeypatch.chdir(tmp_path)
     module: Any = ModuleType("stable_baselines3")
     module.SAC = SAC
     monkeypatch.setitem(sys.modules, "stable_baselines3", module)
+    made.clear()
+
+
+def test_a_stopped_run_begins_anew() -> None:
+    """In another folder, with the arguments of the first one and a new model: a buffer is not saved."""
+    first = script.main(script.parse_args(script.Args, WORDS.split()))
+    second = script.main(script.parse_args(script.Args, ["--resume", str(first)]))
+    assert first != second
+    assert [model.learned for model in made] == [[(100, False)] * 3] * 2
+    assert read_scalars(second)["eval/return_mean"] == read_scalars(first)["eval/return_mean"]
+
+
+def test_a_run_that_the_report_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It learns between two evaluations and evaluates as `sac_continuous.py` does, in the task's units."""
     actions = list[float]()
     step = script.sac_continuous.step_envs
 
@@ -64,8 +80,7 @@ def test_a_run_that_the_report_reads(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return step(envs, x)
 
     monkeypatch.setattr(script.sac_continuous, "step_envs", spy)
-    words = "--env-id Pendulum-v1 --seed 3 --total-timesteps 250 --eval-freq 100 --eval-episodes 2 --no-cuda"
-    folder = script.main(script.parse_args(script.Args, words.split()))
+    folder = script.main(script.parse_args(script.Args, WORDS.split()))
     (model,) = made
     assert model.settings == {"policy": "MlpPolicy", "seed": 3, "device": "cpu"}
     assert model.learned == [(100, False)] * 3  # 250 is rounded up

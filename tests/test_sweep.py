@@ -218,6 +218,13 @@ def test_sources(tmp_path: Path) -> None:
     assert provenance.hash_of(project / "a.py") == before
     (project / "utils/elo.py").write_text("# changed\n")
     assert provenance.hash_of(project / "a.py") != before
+    (project / "own").mkdir()
+    (project / "own/__init__.py").write_text("from .env import Env\n")
+    (project / "own/env.py").write_text("from . import parts\nfrom ..utils.unused import x\n")
+    (project / "own/parts.py").write_text("")
+    own = ["own/__init__.py", "own/env.py", "own/parts.py", "utils/unused.py"]
+    found = [str(path.relative_to(project)) for path in provenance.sources_of(project / "utils/run.py", "own:Own-v0")]
+    assert found[1:] == own
     for name in ("game.py", "games/__init__.py", "games/one.py"):
         (project / name).parent.mkdir(exist_ok=True)
         (project / name).write_text("")
@@ -697,6 +704,12 @@ def test_the_budget_may_grow(run: Sweep) -> None:
     assert run(*words, "--total-timesteps", "6").output.endswith(": 2 finished\n2 finished\n")
     assert run("--", "--total-timesteps", "1_0").status == 0
     assert steps("Toy-v0__toy_script__1") == list(range(1, 11))
+    (newest,) = Path("sweep/runs").glob("Toy-v0__toy_script__1__*")
+    (newest / "checkpoint.pt").write_text("12")  # as where both 10 and 12 steps are rounded up to 12
+    assert run("--", "--total-timesteps", "12").status == 0
+    count = len(records("Toy-v0__toy_script__1"))
+    assert run("--", "--total-timesteps", "12").status == 0
+    assert len(records("Toy-v0__toy_script__1")) == count
     for extra in (("--total-timesteps", "5"), ("--total-timesteps", "7", "--note", "x"), ()):
         assert "only --total-timesteps may grow" in run(*words, *extra).error
 

@@ -153,10 +153,11 @@ def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) 
         script, own = saved.pop("script", None), script_of(cls).name
         if script not in (None, own):
             fail(f"--{flag} takes a run of {own}, and {folder} is a run of {script}")
-        if unknown := sorted(saved.keys() - get_type_hints(cls).keys()):
+        names = {field.name for field in fields(cls)}
+        if unknown := sorted(saved.keys() - names):
             raise ValueError(f"this version of the script does not have its {', '.join(map(flag_of, unknown))}")
         args = cls(**saved)
-        missing = {name: getattr(args, name) for name in get_type_hints(cls) if name not in saved}
+        missing = {name: getattr(args, name) for name in names - saved.keys()}
         saved |= missing
         check_types(args, saved)
         check_limits(args, limits or {})
