@@ -21,6 +21,7 @@ import torch
 from conftest import Train
 from test_sac_pixels import TINY as TINY_PIXELS
 
+import ppo_selfplay
 import utils.export
 from utils.export import export
 from utils.policy_stack import PolicyStack
@@ -103,9 +104,9 @@ def compare_games(
 
     With `masks`, further actions are illegal at random.
     """
-    agents, _, args = script.load_run(folder, "evaluate")
+    agents, pools, args = script.load_run(folder, "evaluate")
     env, rng = script.make_env(args, 4), np.random.default_rng(3)
-    stacks = {behavior: PolicyStack(agent, [agent.acting_weights()]) for behavior, agent in agents.items()}
+    stacks = {behavior: PolicyStack(agent, [pools[behavior].latest.weights]) for behavior, agent in agents.items()}
     obs = env.reset(5)
     for _ in range(30):
         actions = []
@@ -129,6 +130,17 @@ def compare_games(
             actions.append(expected.reshape(*env.alive[t].shape, -1))
         obs = env.step(actions).obs
     env.close()
+
+
+def test_a_stopped_run_is_exported_as_it_is_evaluated(train_selfplay: Train) -> None:
+    """With its newest snapshot, which is older than its last policy."""
+    folder = train_selfplay(ppo_selfplay)
+    model = torch.load(folder / "model.pt", weights_only=True)
+    for name, x in model["sumo_agent"].items():
+        x += 0.1 * name.startswith("actor")
+    torch.save(model, folder / "model.pt")
+    export(folder)
+    compare_games(ppo_selfplay, folder, {"sumo": load(folder / "model.onnx")})
 
 
 def test_one_file_for_each_of_two_behaviours(selfplay: ModuleType, train_selfplay: Train) -> None:

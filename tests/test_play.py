@@ -274,6 +274,16 @@ def test_keys_of_any_game(space: Any, words: str | None, expected: dict[Any, Any
         assert (None if found is None else found.tolist()) == action
 
 
+def test_keys_of_two_branches_are_legal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An illegal choice becomes the first legal one of its branch."""
+    env = toy_game(MultiDiscrete([3, 3]))
+    env.reset(0)
+    legal = np.array([[[True, False, False, False, True, True]]])
+    monkeypatch.setattr(play, "legal_actions", lambda *_: legal)
+    found = [play.read_keys(env, 0, direction, None) for direction in ((0, 0), (1, 1), (-1, -1))]
+    assert [x.tolist() for x in found if x is not None] == [[0, 1], [0, 2], [0, 1]]
+
+
 def test_opposite_keys_and_the_number_pad(keyboard: Callable[[Keys], list[list[str]]]) -> None:
     """The newer one of two keys counts until it is released; a key that repeats is one key."""
     window = play.Window()

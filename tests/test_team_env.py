@@ -73,6 +73,7 @@ def random_play(env: TeamEnv) -> Callable[[int, np.ndarray], np.ndarray]:
         (["alice", "bob"], [("alice", "alice", [0], ""), ("bob", "bob", [1], "")]),
         (["p_0", "p_1", "p_2"], [("p", "p", [0, 1, 2], "")]),
         ([], []),
+        (["0", "1"], [("0", "agent", [0], ""), ("1", "agent", [1], "")]),
         (["B?team=7", "B?team=3"], [("B?team=7", "B", [0], "team=7"), ("B?team=3", "B", [1], "team=3")]),
         (
             ["S?team=1&agent=0", "S?team=0&agent=1", "S?team=1&agent=2", "S?team=0&agent=3"],

@@ -45,6 +45,8 @@ class Connection:
         """
         handler = signal.getsignal(signal.SIGTERM)
         variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+        drawing = ("MUJOCO_GL", "SDL_VIDEODRIVER")  # which `draw_without_a_screen` may have set for the tester's videos
+        variables |= {name: os.environ[name] for name in drawing if name in os.environ}
         takes = "--address takes a running Ray cluster of which this machine is a node, such as auto or HOST:6379"
         if (address or "").startswith("ray://"):
             fail(f"{takes}, and {address} is a client of one")

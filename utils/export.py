@@ -21,7 +21,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
-from utils.run import fail, load_model, load_script, one_line, read_args, write_file
+from utils.run import draw_without_a_screen, fail, load_model, load_script, one_line, read_args, write_file
 
 try:
     import onnx
@@ -179,6 +179,8 @@ class PolicyOfPictures(Policy):
 def load_single(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy]]:
     """The arguments and the policy of a run of a single agent; exits with one sentence as --evaluate does."""
     args = script.Args(**read_args(script.Args, folder, "evaluate", script.LIMITS))
+    if hasattr(script, "Pixels"):
+        draw_without_a_screen()
     envs = script.make_envs(args if args.vectorization == "native" else replace(args, vectorization="sync"), 1)
     agent = script.Agent(envs, args)
     load_model(folder, {"agent": agent})
@@ -195,9 +197,10 @@ def load_selfplay(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Poli
     """The arguments and the policies of a self-play run, by behaviour; exits with one sentence as --evaluate does."""
     from utils.team_env import PettingZooGames  # needs pettingzoo
 
-    agents, _, args = script.load_run(folder, "evaluate")
+    agents, pools, args = script.load_run(folder, "evaluate")
     env, policies = script.make_env(args, 1), {}
     for behavior, agent in agents.items():
+        agent.load_state_dict(pools[behavior].latest.weights, strict=False)  # older, if the run was stopped
         teams = [team for team in env.teams if team.behavior == behavior]
         space, branches = Box(-1.0, 1.0, (teams[0].action_dim,)), teams[0].branches
         if isinstance(env, PettingZooGames):

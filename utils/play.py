@@ -130,9 +130,10 @@ def read_keys(env: TeamEnv, t: int, direction: tuple[int, int], number: int | No
         return keyboard_actions(t, direction, number)[0, 0]
     if not team.branches:
         return np.array([x, y] if team.action_dim == 2 else [x or y], dtype=np.float32)
-    if len(team.branches) == 2:
-        return np.array([x + 1, y + 1])
     legal = legal_actions(env, t)[0, 0].nonzero()[0]
+    if len(team.branches) == 2:
+        own = legal[legal < 3], legal[legal >= 3] - 3  # of each branch
+        return np.array([i if i in choices else choices[0] for i, choices in zip((x + 1, y + 1), own, strict=True)])
     if len(legal) == 1 or not env.alive[t][0, 0]:  # it is another agent's turn, or this one has left
         return legal[:1]
     choice = None if number is None else (number - 1) % 10

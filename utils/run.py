@@ -223,10 +223,8 @@ def prepare(args: Any, limits: Limits) -> None:
             fail(f"{flag_of(flag)} needs the package {package}: pip install {package}")
     if args.capture_video and getattr(args, "vectorization", "") == "native":
         fail("--capture-video takes --vectorization sync or async: a native vector environment cannot be recorded")
-    draws = args.capture_video or hasattr(args, "frame_size")  # records videos, or learns from pictures
-    if draws and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen: MuJoCo, then pygame
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if args.capture_video or hasattr(args, "frame_size"):  # records videos, or learns from pictures
+        draw_without_a_screen()
     if hasattr(args, "vectorization"):
         env_kwargs = parse_json("env-kwargs", args.env_kwargs)
         if args.capture_video:
@@ -1143,6 +1141,13 @@ class BufferFiles:
 
 
 # === Weights & Biases, Hugging Face Hub, videos =======================================================================
+
+
+def draw_without_a_screen() -> None:
+    """Lets MuJoCo and pygame render where Linux has no screen."""
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        os.environ.setdefault("MUJOCO_GL", "egl")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def check_video(env_id: str, env_kwargs: dict[str, Any]) -> None:

@@ -258,7 +258,7 @@ def name_teams(agents: list[str]) -> list[Group]:
         if match := re.match(r"(.*)\?(team=\d+)", agent):
             group = Group(match[0], match[1], [], match[2])
         else:
-            name = re.sub(r"[-_ ]?\d+$", "", agent) or agent
+            name = re.sub(r"[-_ ]?\d+$", "", agent) or "agent"
             group = Group(name, name, [])
         groups.setdefault(group.name, group).agents.append(agent)
     found = list(groups.values())

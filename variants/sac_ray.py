@@ -650,7 +650,7 @@ class Exchange:
         """Logs the tester's results at the steps that they are of; waits until no more than this are missing."""
         for reference in list(self.evaluations):
             if len(self.evaluations) > may_wait or finished([reference]):
-                metrics, seconds = get(reference)
+                metrics, seconds = get(wait([reference]))
                 self.run.log(metrics, self.evaluations.pop(reference))
                 self.totals.add(tester=seconds)
 
