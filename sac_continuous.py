@@ -662,7 +662,9 @@ if not TYPE_CHECKING and not HAS_UTILS:
                 torch.save({name: part.state_dict() for name, part in self.model.items()}, self.folder / "model.pt")
             self.envs.close()
             self.writer.close()
-            print(f"run folder: {self.folder}\nnext: python {sys.argv[0]} --evaluate {self.folder}")
+            print(f"run folder: {self.folder}")
+            if (self.folder / "model.pt").exists():
+                print(f"next: python {sys.argv[0]} --evaluate {self.folder}")
 
 
 if __name__ == "__main__":

@@ -612,6 +612,9 @@ def test_checkpoints_that_cut_episodes_off(
         train(script, checkpoint_freq=checkpoint_freq, num_envs=3, total_timesteps=96, eval_episodes=1)
         warning = "warning: --checkpoint-freq 599 cuts episodes off that would take up to 600 steps of all environments"
         assert (warning in capsys.readouterr().err) == is_too_often
+    longer = '{"max_episode_steps": 250}'
+    train(script, checkpoint_freq=600, env_kwargs=longer, num_envs=3, total_timesteps=96, eval_episodes=1)
+    assert "cuts episodes off that would take up to 750 steps" in capsys.readouterr().err
 
 
 def test_weights_that_are_no_numbers_are_not_saved(

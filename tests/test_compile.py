@@ -113,6 +113,16 @@ def test_a_compiler_older_than_its_processor(tmp_path: Path) -> None:
     assert "cannot be compiled" not in done.stderr
 
 
+def test_a_cache_that_cannot_be_made(tmp_path: Path) -> None:
+    """A warning, and the plain function."""
+    code = START + "from utils.run import compiled\ndef double(x): return 2 * x\n"
+    code += "assert compiled(double, torch.ones(2)) is double\n"
+    variables = {"TORCHINDUCTOR_CACHE_DIR": "/proc/none", "TORCH_COMPILE_DISABLE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "warning: the update is slow, because it cannot be compiled: " in done.stderr
+
+
 def test_a_run_without_a_compiler_says_so(tmp_path: Path) -> None:
     """It warns in a line that names the compiler, once for each function, and equals the run with --no-compile."""
     flags = "--no-cuda --eval-freq 0 --total-timesteps 512"

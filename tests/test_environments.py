@@ -1,8 +1,11 @@
 """What is stored is what happened: final observations, terminations, no resets, under every autoreset mode."""
 
+import multiprocessing
+import signal
 from functools import partial
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +16,8 @@ from toy_envs import LENGTH, Counting, Nested, make_vector
 
 import ppo_continuous
 import sac_continuous
-from utils.run import LeanVectorEnv, TaskEnvs
+from utils.errors import TaskError
+from utils.run import LeanVectorEnv, TaskEnv, TaskEnvs, catch_signals
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
 
@@ -38,6 +42,40 @@ def test_native_environments_may_reuse_their_arrays(mode: AutoresetMode) -> None
         before, (next_obs, *_) = obs.copy(), envs.step(np.zeros((2, 1), dtype=np.float32))
         np.testing.assert_array_equal(obs, before, err_msg=f"step {step}")
         obs = next_obs
+
+
+class Panic(BaseException):
+    """As code in other languages raises it."""
+
+
+@pytest.mark.parametrize("fault", [SystemExit(0), Panic("index out of bounds"), ValueError("no")])
+def test_faults_of_native_environments_are_told(fault: BaseException) -> None:
+    """Also those that would end the program in silence."""
+    envs = TaskEnvs(partial(make_vector, MODES[0], 2), "Counting", copies=False)
+    envs.reset(seed=0)
+    broken: Any = envs.env
+    broken.step = broken.reset = Mock(side_effect=fault)
+    with pytest.raises(TaskError, match=type(fault).__name__):
+        envs.step(np.zeros((2, 1), dtype=np.float32))
+    with pytest.raises(TaskError, match=type(fault).__name__):
+        envs.reset(seed=0)
+
+
+def report_signals(queue: Any) -> None:
+    """What a training's process does before its first step: it catches signals, and makes environments."""
+    catch_signals()
+    TaskEnv(Counting, 0)
+    queue.put([signal.getsignal(signum) == signal.SIG_IGN for signum in (signal.SIGINT, signal.SIGTERM)])
+
+
+def test_a_training_in_a_process_of_multiprocessing_heeds_signals() -> None:
+    """Only processes of environments ignore them."""
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=report_signals, args=(queue,))
+    process.start()
+    assert queue.get(timeout=60) == [False, False]
+    process.join()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -54,8 +54,10 @@ class Args:
     gamma: float = 0.99
     target_kl: float | None = None
     mode: Literal["one", "two"] = "one"
+    sizes: tuple[int, ...] = (8, 8)
     track: bool = False
     capture_video: bool = False
+    upload_model: bool = False
     save_model: bool = True
     evaluate: Path | None = None
     resume: Path | None = None
@@ -142,6 +144,7 @@ def test_saved_arguments_are_the_defaults(tmp_path: Path, capsys: pytest.Capture
     assert parse_args(Args, ["--resume", str(folder), "--total-timesteps", "7"]) == Args(
         gamma=0.5, track=True, total_timesteps=7, resume=folder
     )
+    assert parse_args(Args, ["--resume", str(folder), "--upload-model"]).upload_model
     assert parse_args(Args, ["--evaluate", str(folder), "--seed", "7"]) == Args(gamma=0.5, seed=7, evaluate=folder)
     sentence = refusal(capsys, parse_args, Args, ["--resume", str(folder), "--gamma", "0.9"])
     assert sentence == "--gamma takes the run's own value with --resume: it is 0.5 there, and 0.9 was given"

@@ -104,6 +104,7 @@ def test_copied_alone_into_an_empty_folder(
     with pytest.raises(FloatingPointError), stand_in as run:
         run.check(loss=np.nan)
     assert not (run.folder / "model.pt").exists()  # its weights may be broken
+    assert "next: " not in capsys.readouterr().out
     monkeypatch.setattr(copy.time, "time", lambda: 0.0)
     twice = [copy.Run(copy.Args(), None, 1, 1, {}).folder for _ in range(2)]
     assert twice[0] != twice[1]  # two runs that begin in the same second
@@ -365,6 +366,31 @@ def test_wandb_offline(script: ModuleType, train: Train, monkeypatch: pytest.Mon
     expected = {(name, step): value for name, series in read_scalars(folder).items() for step, value in series}
     assert points.keys() == expected.keys()
     assert all(points[key] == pytest.approx(value, rel=1e-5) for key, value in expected.items())
+
+
+@pytest.mark.slow
+def test_the_end_of_wandbs_process_does_not_end_the_training(
+    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TensorBoard has all points. W&B is told of the exit status, if it still answers."""
+    codes, finish = list[int | None](), wandb.finish
+
+    def spy(exit_code: int | None = None) -> None:
+        codes.append(exit_code)
+        finish(exit_code)
+        raise BrokenPipeError("gone")
+
+    monkeypatch.setattr(wandb, "finish", spy)
+    monkeypatch.setattr(wandb.Run, "log", Mock(side_effect=ConnectionResetError("gone")))
+    folder = train(ppo_continuous, track=True, total_timesteps=512, eval_freq=128)
+    assert [step for step, _ in read_scalars(folder)["eval/return_mean"]] == [128, 256, 384, 512]
+    error = capsys.readouterr().err
+    assert error.count("warning: W&B has no points from step ") == 1
+    assert error.count("warning: W&B has not been told of the run's end: ") == 1
+    monkeypatch.setattr(ppo_continuous, "learn_from", Mock(side_effect=FloatingPointError("loss is not finite")))
+    with pytest.raises(SystemExit, match="1"):
+        train(ppo_continuous, track=True)
+    assert codes == [0, 1]
 
 
 class Process:

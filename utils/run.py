@@ -37,7 +37,7 @@ from importlib.util import find_spec
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, NoReturn, Protocol, TextIO, TypeVar, get_type_hints
+from typing import Any, NoReturn, Protocol, TextIO, TypeVar, get_origin, get_type_hints
 
 from utils.errors import (
     MAX_OBS_DIM,
@@ -91,7 +91,7 @@ def warn(message: str) -> None:
 
 MAY_CHANGE = {  # arguments of a saved run that the command line may change
     "resume": ("total_timesteps", "cuda", "compile", "track", "wandb_project_name", "wandb_entity", "capture_video")
-    + ("address", "num_workers", "worker_cpus", "demonstrations"),
+    + ("upload_model", "hf_entity", "address", "num_workers", "worker_cpus", "demonstrations"),
     "evaluate": ("seed", "eval_episodes", "capture_video", "eval_games", "cross_play_games", "cross_play_snapshots")
     + ("deterministic", "against", "exploitability", "initialize_from", "policy", "play"),
 }
@@ -153,11 +153,14 @@ def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) 
         script, own = saved.pop("script", None), script_of(cls).name
         if script not in (None, own):
             fail(f"--{flag} takes a run of {own}, and {folder} is a run of {script}")
-        names = {field.name for field in fields(cls)}
-        if unknown := sorted(saved.keys() - names):
+        names = [field.name for field in fields(cls)]
+        for name, hint in get_type_hints(cls).items():
+            if get_origin(hint) is tuple and isinstance(saved.get(name), list):  # JSON has no tuples
+                saved[name] = tuple(saved[name])
+        if unknown := sorted(saved.keys() - set(names)):
             raise ValueError(f"this version of the script does not have its {', '.join(map(flag_of, unknown))}")
         args = cls(**saved)
-        missing = {name: getattr(args, name) for name in names - saved.keys()}
+        missing = {name: getattr(args, name) for name in names if name not in saved}
         saved |= missing
         check_types(args, saved)
         check_limits(args, limits or {})
@@ -317,7 +320,7 @@ class TaskEnv(gym.Wrapper):
 
     def __init__(self, make_env: Callable[..., gym.Env], index: int, video: Path | None = None) -> None:
         # Ctrl-C is for the training, which saves. Only a forked process would have the training's handlers.
-        if multiprocessing.parent_process() is not None:
+        if multiprocessing.parent_process() is not None and os.getpid() != trainer:
             ignore_signals()
         env = make_env() if video is None else make_env(render_mode="rgb_array")
         if video is not None:
@@ -405,7 +408,9 @@ class TaskEnvs(gym.vector.VectorWrapper):
         try:
             obs, infos = self.env.reset(**kwargs)
             return obs.copy() if self.copies else obs, infos
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self.tell(error)
 
     def step(self, actions: Any) -> Any:
@@ -418,10 +423,12 @@ class TaskEnvs(gym.vector.VectorWrapper):
                     infos["final_obs"] = obs.copy()
                     obs, _ = self.env.reset(options={"reset_mask": dones})
             return obs.copy() if self.copies else obs, rewards, terminations, truncations, infos
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self.tell(error)
 
-    def tell(self, error: Exception) -> NoReturn:
+    def tell(self, error: BaseException) -> NoReturn:
         """Raises the TaskError for an exception: which environment failed, if that is known, and its type and text."""
         processes = self.env.processes if isinstance(self.env, gym.vector.AsyncVectorEnv) else []
         if processes and isinstance(error, (EOFError, OSError)):
@@ -447,6 +454,7 @@ def has_range(space: gym.spaces.Box) -> bool:
 # === Run ==============================================================================================================
 
 stop_signals = list[int]()
+trainer = 0  # the process that trains; those of environments are others
 trains = False  # whether the run has begun its first step, so that there is something to save
 
 
@@ -462,10 +470,11 @@ def catch_signals() -> None:
 
     Before the first step, while environments are made or the update is compiled, the first one ends it at once, too.
     """
-    process = os.getpid()
+    global trainer
+    trainer = os.getpid()
 
     def stop(signum: int, _: object) -> None:
-        if os.getpid() != process:  # an environment's process, which the main one ends
+        if os.getpid() != trainer:  # an environment's process, which the main one ends
             return
         stop_signals.append(signum)
         if len(stop_signals) > 1:  # it came while the first one was handled
@@ -604,6 +613,7 @@ class Run:
         self.parts = self.model | flatten(rest) | files
         self.global_step, self.begins_anew = 0, True
         self.log_step = 0
+        self.tracks = args.track
         self.results: dict[str, float] = {}  # the newest value of every metric
         self.running: np.ndarray | None = None  # return and length of every running episode
         self.finished: list[np.ndarray] = []  # return and length of the episodes that have ended since the last point
@@ -645,6 +655,7 @@ class Run:
             print(f"--total-timesteps {args.total_timesteps:,} is {rounded}", flush=True)
         with suppress(gym.error.Error):  # a game, or an id without a version
             limit = gym.spec(args.env_id.rpartition(":")[2]).max_episode_steps or 0
+            limit = json.loads(getattr(args, "env_kwargs", "{}")).get("max_episode_steps", limit)
             limit = -(-limit // getattr(args, "action_repeat", 1))  # a step may be several of the task
             longest = limit * getattr(self.envs, "num_envs", 0)  # 0: a checkpoint resets no environment, as in sac_ray
             if 0 < args.checkpoint_freq < longest:
@@ -746,13 +757,17 @@ class Run:
                 metrics |= {"charts/episodic_return": returns, "charts/episodic_length": lengths}
                 self.finished = []
         self.results |= metrics
-        if self.args.track:
+        if self.tracks:
             import wandb
 
             assert wandb.run is not None
             step = max(global_step, self.log_step)  # W&B takes no late point, as of an evaluation beside the training
-            if step >= wandb.run.step:  # else W&B had it before the run was killed and resumed
-                wandb.log(metrics, step=step)
+            try:
+                if step >= wandb.run.step:  # else W&B had it before the run was killed and resumed
+                    wandb.log(metrics, step=step)
+            except Exception as error:  # its own process has died, for example
+                warn(f"W&B has no points from step {step:,} on; --resume adds them: {describe_error(error)}")
+                self.tracks = False
         try:
             for name, value in metrics.items():
                 self.writer.add_scalar(name, value, global_step)
@@ -793,7 +808,10 @@ class Run:
             except (FloatingPointError, PartLost) as not_sound:
                 failure = str(not_sound)
         is_finished = error is None and not failure
-        self.close(terminate=bool(failure) or isinstance(error, KeyboardInterrupt))
+        signum = stop_signals[0] if stop_signals else signal.SIGINT
+        is_stopped = not failure and isinstance(error, (Stopped, KeyboardInterrupt))
+        status = 0 if is_finished else 128 + signum if is_stopped else 1
+        self.close(terminate=bool(failure) or isinstance(error, KeyboardInterrupt), status=status)
         if error is not None and not failure and not isinstance(error, (Stopped, KeyboardInterrupt)):
             return False  # an exception of our own code: a traceback, and no checkpoint of its state
         if is_finished and getattr(self.args, "upload_model", False):
@@ -806,9 +824,8 @@ class Run:
             print(f"error: {failure}", file=sys.stderr)
             raise SystemExit(1)
         if not is_finished:
-            signum = stop_signals[0] if stop_signals else signal.SIGINT
             print(f"stopped by signal {int(signum)} after step {self.global_step:,}")
-            raise SystemExit(128 + signum)
+            raise SystemExit(status)
         return True
 
     def check_weights(self) -> None:
@@ -816,8 +833,8 @@ class Run:
         if not all(x.isfinite().all() for x in all_tensors(self.model)):
             raise FloatingPointError(f"weights are not finite numbers at step {self.global_step:,}")
 
-    def close(self, terminate: bool) -> None:
-        """Closes the environments and the loggers."""
+    def close(self, terminate: bool, status: int) -> None:
+        """Closes the environments and the loggers; `status` is the exit status, which W&B shows."""
         is_killed = terminate and isinstance(self.envs, gym.vector.VectorEnv)
         if is_killed:
             kill_environments()
@@ -828,7 +845,10 @@ class Run:
         if self.args.track:
             import wandb
 
-            wandb.finish()
+            try:
+                wandb.finish(exit_code=status)
+            except Exception as error:  # its own process has died, for example
+                warn(f"W&B has not been told of the run's end: {describe_error(error)}")
 
     def suggest(self, is_finished: bool) -> None:
         """Prints the commands that a user may want next."""
@@ -952,6 +972,11 @@ def compiled(function: FunctionT, *example: Any) -> FunctionT:
     began, reason = time.perf_counter(), ""
     duration = "some seconds, or up to two minutes for the first time on a machine"
     print(f"compiling {function.__name__}: {duration}", flush=True)
+    try:
+        os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "."), exist_ok=True)  # where PyTorch keeps the result
+    except OSError as error:
+        warn(f"the update is slow, because it cannot be compiled: {error}")
+        return function
     torch._inductor.config.cpp_wrapper = not torch.cuda.is_available()  # calls kernels from C++: less overhead
     torch._dynamo.config.trace_autograd_ops = True  # otherwise torch.autograd.grad is not compiled
     torch._inductor.config.cpp.vec_isa_ok = True  # no test of the processor's vector instructions, which takes time
