@@ -654,8 +654,8 @@ class Run:
             rounded = f"rounded up to {total:,}, a multiple of {self.stride:,}"
             print(f"--total-timesteps {args.total_timesteps:,} is {rounded}", flush=True)
         with suppress(gym.error.Error):  # a game, or an id without a version
-            limit = gym.spec(args.env_id.rpartition(":")[2]).max_episode_steps or 0
-            limit = json.loads(getattr(args, "env_kwargs", "{}")).get("max_episode_steps", limit)
+            own_limit = json.loads(getattr(args, "env_kwargs", "{}")).get("max_episode_steps")
+            limit = own_limit or gym.spec(args.env_id.rpartition(":")[2]).max_episode_steps or 0
             limit = -(-limit // getattr(args, "action_repeat", 1))  # a step may be several of the task
             longest = limit * getattr(self.envs, "num_envs", 0)  # 0: a checkpoint resets no environment, as in sac_ray
             if 0 < args.checkpoint_freq < longest:
