@@ -31,7 +31,7 @@ case $1 in
         report ppo_ablation sweeps/ppo_{continuous,reference,one_environment,std_1,all_epochs,norm_adv,lambda}/runs/* \
             --normalize-by ppo_continuous
         ;;
-    ppo_others) # both recipes on tasks that took no part in any choice; not run yet
+    ppo_others) # both recipes on tasks that took no part in any choice; HumanoidStandup is to run
         others="HumanoidStandup-v5 MountainCarContinuous-v0 Pusher-v5 Reacher-v5 Swimmer-v5"
         num_seeds=5 ppo ppo_continuous_others "$others"
         num_seeds=5 ppo ppo_reference_others "$others" $reference
