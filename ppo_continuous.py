@@ -23,7 +23,7 @@ Why each change was made: `docs/ppo.md`. Further deviations:
 - One estimate of the observations' mean and variance over all environments, and one of the returns' variance. They are
   updated after a rollout, saved with the model, and frozen in evaluation.
 - The policy acts in [-1, 1], and actions are rescaled to the bounds of the task.
-- Speed: the policy acts in NumPy, Adam steps one vector, and the gradient is compiled; `--no-compile` turns this off.
+- Speed: the policy acts in NumPy, Adam steps one vector, and the gradient is compiled.
 - At a checkpoint environments are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
 """
 
@@ -652,13 +652,12 @@ if not TYPE_CHECKING and not HAS_UTILS:
                 print(f"step {global_step:,}: {describe(metrics)}", flush=True)
 
         def __exit__(self, kind, *_):
+            print(f"run folder: {self.folder}")
             if self.args.save_model and kind in (None, KeyboardInterrupt):  # after a fault the weights may be broken
                 torch.save({name: part.state_dict() for name, part in self.model.items()}, self.folder / "model.pt")
+                print(f"next: python {sys.argv[0]} --evaluate {self.folder}")
             self.envs.close()
             self.writer.close()
-            print(f"run folder: {self.folder}")
-            if (self.folder / "model.pt").exists():
-                print(f"next: python {sys.argv[0]} --evaluate {self.folder}")
 
 
 if __name__ == "__main__":

@@ -658,13 +658,12 @@ if not TYPE_CHECKING and not HAS_UTILS:
                 print(f"step {global_step:,}: {describe(metrics)}", flush=True)
 
         def __exit__(self, kind, *_):
+            print(f"run folder: {self.folder}")
             if self.args.save_model and kind in (None, KeyboardInterrupt):  # after a fault the weights may be broken
                 torch.save({name: part.state_dict() for name, part in self.model.items()}, self.folder / "model.pt")
+                print(f"next: python {sys.argv[0]} --evaluate {self.folder}")
             self.envs.close()
             self.writer.close()
-            print(f"run folder: {self.folder}")
-            if (self.folder / "model.pt").exists():
-                print(f"next: python {sys.argv[0]} --evaluate {self.folder}")
 
 
 if __name__ == "__main__":

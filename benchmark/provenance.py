@@ -68,6 +68,13 @@ def hash_of(script: Path, env_id: str = "") -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources_of(script, env_id))).hexdigest()
 
 
+def run_folders(runs: Path, name: str) -> list[Path]:
+    """The folders that one run of a sweep has had, oldest first; a counter tells apart those of the same second."""
+    pattern = re.compile(re.escape(name) + r"__(\d+)(?:-(\d+))?")
+    matches = [(match, path) for path in runs.glob("*") if (match := pattern.fullmatch(path.name))]
+    return [path for _, _, path in sorted((int(match[1]), int(match[2] or 1), path) for match, path in matches)]
+
+
 def commit_of(sources: Sequence[Path]) -> dict[str, Any]:
     """Commit of the sources' repository, and whether a file of it is changed since.
 

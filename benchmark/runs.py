@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 
 from benchmark import fail
+from benchmark.provenance import run_folders
 from benchmark.random_policy import random_return
 from benchmark.statistics import interquartile_mean
 
@@ -145,7 +146,8 @@ def state_of(curves: Mapping[str, np.ndarray], total_timesteps: int, records: li
 def read_run(folder: Path, curves: dict[str, np.ndarray]) -> Run | str:
     """A run from its folder and curves, or why it is left out; exits with one sentence if the folder is no run's."""
     records = read_journal(journal_of(folder))
-    is_replaced = bool(records) and folder.resolve() != newest_of(folder)
+    folders = run_folders(folder.resolve().parent, journal_of(folder).stem)
+    is_replaced = bool(records) and folder.resolve() != folders[-1]
     if folder.is_dir() and not (folder / "args.json").exists() and re.search(r"__\d+(-\d+)?$", folder.name):
         return run_without_folder(folder, records) if records and not is_replaced else "killed before it began"
     try:
@@ -171,22 +173,12 @@ def run_without_folder(folder: Path, records: list[dict[str, Any]]) -> Run:
     return Run(folder, env_id, exp_name, int(seed), budget, state, {}, {}, **provenance, env_kwargs=kwargs)
 
 
-def newest_of(folder: Path) -> Path:
-    """The newest folder of the same run of a sweep: the run may have begun several times."""
-    name = re.compile(re.escape(journal_of(folder).stem) + r"__(\d+)(?:-(\d+))?")
-    matches = [(match, path) for path in folder.resolve().parent.iterdir() if (match := name.fullmatch(path.name))]
-    return max(matches, key=lambda x: (int(x[0][1]), int(x[0][2] or 1)))[1]
-
-
 def read_missing(folders: Sequence[Path]) -> list[Run]:
     """The runs of the same sweeps that have a journal and no run folder at all."""
     runs = []
     for sweep in dict.fromkeys(folder.resolve().parent.parent for folder in folders):
         for journal in sorted((sweep / "jobs").glob("*.jsonl")):
-            name = re.compile(re.escape(journal.stem) + r"__\d+(-\d+)?")
-            if not any(name.fullmatch(path.name) for path in (sweep / "runs").glob("*")) and (
-                records := read_journal(journal)
-            ):
+            if not run_folders(sweep / "runs", journal.stem) and (records := read_journal(journal)):
                 runs.append(run_without_folder(Path(journal.stem), records))
     return runs
 

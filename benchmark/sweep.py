@@ -57,6 +57,7 @@ from benchmark.provenance import (
     hash_of,
     machine,
     output_of,
+    run_folders,
     sources_of,
     usable_cores,
     versions,
@@ -292,10 +293,8 @@ def next_command(job: Job) -> list[str]:
 
 
 def find_runs(job: Job) -> list[Path]:
-    """The run folders of a job, oldest first; a counter tells apart those of the same second."""
-    pattern = re.compile(re.escape(job.name) + r"__(\d+)(?:-(\d+))?")
-    matches = [(match, run) for run in (job.folder / "runs").glob("*") if (match := pattern.fullmatch(run.name))]
-    return [run for _, _, run in sorted((int(match[1]), int(match[2] or 1), run) for match, run in matches)]
+    """The run folders of a job, oldest first."""
+    return run_folders(job.folder / "runs", job.name)
 
 
 def state_of(job: Job) -> str:

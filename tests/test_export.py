@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -381,7 +382,10 @@ def test_policies_of_pictures(encoder: str, monkeypatch: pytest.MonkeyPatch, tmp
     flags = TINY_PIXELS | {"env_id": "Pendulum-v1", "encoder": encoder, "frame_size": 36, "grey": True}
     args = sac_pixels.Args(**flags | {"total_timesteps": 8, "learning_starts": 8, "checkpoint_freq": 0, "num_envs": 1})
     folder = sac_pixels.main(args)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.delenv(name, raising=False)
     export(folder)
+    assert sys.platform != "linux" or os.environ["MUJOCO_GL"] == "egl"  # renders without a screen
     envs = sac_pixels.make_envs(args, 2)
     agent = sac_pixels.Agent(envs, args)
     agent.load_state_dict(torch.load(folder / "model.pt", weights_only=True)["agent"])

@@ -455,6 +455,34 @@ def test_a_late_evaluation_is_in_both_records(monkeypatch: pytest.MonkeyPatch) -
     assert (run.log_step, run.log_time) == (200, 7.0)
 
 
+def test_a_hanging_evaluation_is_waited_for_with_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `wait`, which warns, and not by `get` alone."""
+    waited, logged, seconds = list[Any](), list[Any](), list[float]()
+    monkeypatch.setattr(script, "finished", lambda _: [])
+    monkeypatch.setattr(script, "wait", lambda references: waited.extend(references) or references[0])
+    monkeypatch.setattr(script, "get", lambda reference: ({"eval/return_mean": 1.0}, 2.0) if waited else None)
+    exchange: Any = SimpleNamespace(evaluations={"call": 100}, run=SimpleNamespace(log=lambda *x: logged.append(x)))
+    exchange.totals = SimpleNamespace(add=lambda tester: seconds.append(tester))
+    script.Exchange.log_evaluations(exchange, may_wait=0)
+    assert (waited, logged, seconds) == (["call"], [({"eval/return_mean": 1.0}, 100)], [2.0])
+
+
+def test_parts_on_a_cluster_render_as_the_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variables of MuJoCo and pygame reach them; others do not."""
+    options: dict[str, Any] = {}
+
+    def refuse(address: str, **own: Any) -> None:
+        options.update(own)
+        raise ConnectionError("none")
+
+    monkeypatch.setattr(cluster.ray, "init", refuse)
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
+    with pytest.raises(SystemExit, match="2"):
+        script.Connection("1.2.3.4:1", script.__name__, 1, 0.0)
+    assert options["runtime_env"]["env_vars"].keys() == {"PYTHONPATH", "OMP_NUM_THREADS", "MUJOCO_GL"}
+
+
 @pytest.mark.parametrize(
     ("flags", "takes"),
     [
