@@ -459,7 +459,12 @@ def test_a_hanging_evaluation_is_waited_for_with_warnings(monkeypatch: pytest.Mo
     """By `wait`, which warns, and not by `get` alone."""
     waited, logged, seconds = list[Any](), list[Any](), list[float]()
     monkeypatch.setattr(script, "finished", lambda _: [])
-    monkeypatch.setattr(script, "wait", lambda references: waited.extend(references) or references[0])
+
+    def wait(references: list[Any]) -> Any:
+        waited.extend(references)
+        return references[0]
+
+    monkeypatch.setattr(script, "wait", wait)
     monkeypatch.setattr(script, "get", lambda reference: ({"eval/return_mean": 1.0}, 2.0) if waited else None)
     exchange: Any = SimpleNamespace(evaluations={"call": 100}, run=SimpleNamespace(log=lambda *x: logged.append(x)))
     exchange.totals = SimpleNamespace(add=lambda tester: seconds.append(tester))
