@@ -13,15 +13,15 @@ The defaults differ from the reference, CleanRL's `ppo_continuous_action.py`. Th
     --num-envs 1 --num-steps 2048 --target-kl None --std-min None --norm-adv --gae-lambda 0.95
 
 - 16 environments for 128 steps, not one for 2,048.
-- The standard deviation of the policy begins at 0.4, not 1, and never falls below half of that.
-- The passes over a rollout stop after one whose mean KL divergence exceeds 0.025.
+- The standard deviation of the policy begins at 0.4, not 1, and never falls below 0.2.
+- There is no further pass over a rollout once the mean KL divergence of a pass exceeds 0.025.
 - Advantages are not normalised.
 - Lambda is 0.9, not 0.95.
-Why each change was made: `docs/ppo.md`. Further deviations:
+`docs/ppo.md` gives the reason for each change. Further deviations:
 - A truncation cuts the advantage trace and bootstraps from the final observation; the reference treats a time limit as
   a termination.
-- One estimate of the observations' mean and variance over all environments, and one of the returns' variance. They are
-  updated after a rollout, saved with the model, and frozen in evaluation.
+- All environments share one estimate of the observations' mean and variance, and one of the returns' variance. Both
+  are updated after a rollout, saved with the model, and frozen in evaluation.
 - The policy acts in [-1, 1], and actions are rescaled to the bounds of the task.
 - Speed: the policy acts in NumPy, Adam steps one vector, and the gradient is compiled.
 - At a checkpoint environments are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
@@ -71,14 +71,14 @@ class Args:
     eval_freq: int = 50_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
     eval_episodes: int = 10  # episodes of an evaluation
     evaluate: Path | None = None  # do not train: evaluate the model of this run folder
-    checkpoint_freq: int = 100_000  # environment steps between checkpoints (with resets); 0: only first and last
+    checkpoint_freq: int = 100_000  # steps between checkpoints, which reset the environments; 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
 
     # --- environment ---
     env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
     env_kwargs: str = "{}"  # arguments of the task in JSON, such as {"ctrl_cost_weight": 0.2}
     num_envs: int = 16  # parallel environments
-    vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
+    vectorization: Literal["sync", "async", "native"] = "sync"  # sync: in turn; async: processes; native: task's own
 
     # --- algorithm ---
     total_timesteps: int = 1_000_000  # environment steps of the run, over all environments
@@ -96,8 +96,8 @@ class Args:
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
-    target_kl: float | None = 0.025  # stop the passes over a rollout after one whose mean KL divergence exceeds this
-    std_min: float | None = 0.2  # least standard deviation of the policy, which begins at twice this (None: at 1)
+    target_kl: float | None = 0.025  # no further pass over a rollout once a pass has a mean KL divergence above this
+    std_min: float | None = 0.2  # minimum of the policy's standard deviation, which starts at twice this (None: at 1)
 
     @property
     def batch_size(self) -> int:
@@ -147,7 +147,7 @@ def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
-    Actions outside of [-1, 1] are clipped for the task alone. Returns obs, final_obs (num_envs, obs_dim), rewards,
+    The task gets actions clipped to [-1, 1]. Returns obs, final_obs (num_envs, obs_dim), rewards,
     terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next.
     They differ where an episode ended: there the environment was reset, and `obs` begins the next episode.
     """
@@ -167,7 +167,7 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 class RunningMeanStd(nn.Module):
-    """Running mean and variance of a stream of any shape; part of the model, and saved with it.
+    """Running mean and variance of all data seen so far, of any shape; saved with the model.
 
     Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
@@ -240,7 +240,7 @@ class Agent(nn.Module):
         return self.obs_rms.normalize(obs) if self.norm_obs else obs
 
     def scale_reward(self, rewards: Tensor) -> Tensor:
-        """Raw rewards to those that the advantages are computed from."""
+        """Raw rewards to scaled rewards, from which the advantages are computed."""
         return (rewards / self.return_rms.std).clamp(-10.0, 10.0).float() if self.norm_reward else rewards
 
     def policy(self) -> Callable[..., np.ndarray]:
@@ -286,7 +286,7 @@ def compute_gae(
     """Advantages of a rollout; all tensors are (num_steps, n) (Schulman et al. 2016, eq. 16).
 
     `next_values` are the values of the observations that the steps led to, before any reset. On termination the next
-    value is replaced by 0. `dones` (termination or truncation) keep the trace from reaching into the next episode.
+    value is replaced by 0. `dones` (termination or truncation) end the sum over later steps.
     """
     deltas = rewards + gamma * (1.0 - terminations) * next_values - values
     decays = gamma * lam * (1.0 - dones)
@@ -304,7 +304,7 @@ Batch = tuple[Tensor, ...]  # columns in the order of `make_batch`
 
 
 def normal_log_prob(actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Log-density (...) of actions (..., action_dim) under a normal distribution with a diagonal covariance."""
+    """Log-density (...) of actions (..., action_dim) under a normal distribution with diagonal covariance."""
     z = (actions - mean) / log_std.exp()
     return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
@@ -329,7 +329,7 @@ def compute_policy_loss(
 def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float) -> tuple[Tensor, Metrics]:
     """Half the mean squared error; all tensors are (n,).
 
-    Each sample counts the larger of two errors: its own, and that of the value clipped around the old one.
+    Of two errors the larger one counts: that of the value, and that of the value clipped around the old one.
     """
     clipped_values = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
     loss = 0.5 * torch.max((values - returns) ** 2, (clipped_values - returns) ** 2).mean()
@@ -408,7 +408,7 @@ def update(
 
 @torch.no_grad()
 def make_batch(agent: Agent, rollout: Rollout, args: Args, device: torch.device) -> Batch:
-    """What the update learns from: obs, actions, log-probabilities, advantages, returns and values (batch_size, ...).
+    """Training data of the update: obs, actions, log-probabilities, advantages, returns and values (batch_size, ...).
 
     The log-probabilities use the statistics that the policy acted with. Then the statistics are updated with the
     rollout, and observations and values use the new ones. So the first ratios are not exactly 1.
@@ -568,7 +568,7 @@ if not TYPE_CHECKING and not HAS_UTILS:
         if args.evaluate is None:
             return args
         if not (args.evaluate / "model.pt").exists():
-            fail(f"--evaluate takes a run folder with a model.pt, and {args.evaluate} is none")
+            fail(f"--evaluate takes a run folder with a model.pt, and {args.evaluate} has none")
         saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
         saved |= dict.fromkeys(("track", "capture_video", "upload_model"), False)
         saved.pop("script", None)  # which a run with utils/run.py has

@@ -3,8 +3,8 @@
 The algorithm is that of `ppo_continuous.py` (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7 and 9;
 Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). `diff ppo_continuous.py ppo_selfplay.py` shows that
 GAE and both losses are the same. Self-play adds actors for discrete actions (one categorical distribution a branch,
-with masks), the section "Snapshots and turns", and the lines of `main` with `matches`. `utils/matches.py` seats and
-rates the players, and `utils/snapshot_pool.py` draws the opponents.
+with masks), the section "Snapshots and turns", and the lines of `main` with `matches`. `utils/matches.py` assigns
+players to teams and rates them, and `utils/snapshot_pool.py` draws the opponents.
 
 Self-play follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one policy
 with its own optimiser, pool and rating; the *learner* is the behaviour whose turn it is to learn. `docs/selfplay.md`
@@ -61,8 +61,8 @@ class Args:
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "self-play"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
-    capture_video: bool = False  # record a game of the final policy against its best scripted opponent into videos/
-    save_model: bool = True  # write model.pt with all pools into the run folder at the end, or at a stop
+    capture_video: bool = False  # record a game of the final policy against its hardest scripted opponent into videos/
+    save_model: bool = True  # write model.pt with all pools into the run folder at the end, or when stopped
     upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
     hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 500_000  # game steps between evaluations against the scripted players; 0: only at the end
@@ -70,9 +70,9 @@ class Args:
     cross_play_games: int = 64  # games of each pair in the table of all against all at the end; 0: no table
     cross_play_snapshots: int = 10  # snapshots of each behaviour in that table, from the oldest to the last
     deterministic: bool = True  # evaluate with each policy's most likely actions; --no-deterministic samples
-    evaluate: Path | None = None  # do not train: play this run's snapshots against each other, or --against another
+    evaluate: Path | None = None  # do not train: score this run's policy and play its table, or play --against another
     against: str | None = None  # the opponent for --evaluate: another run folder, or the name of a scripted player
-    play: bool = False  # with --evaluate: play against the run's policy yourself, in a window, by keys
+    play: bool = False  # with --evaluate: play against the run's policy yourself, at the keyboard
     exploitability: int = 0  # with --evaluate: train best responses for this many game steps, and print their scores
     policy: Literal["last", "uniform", "nash"] = "last"  # what saved runs play: the last snapshot, or a mixture of all
     checkpoint_freq: int = 500_000  # game steps between checkpoints (with resets); 0: only first and last
@@ -87,17 +87,17 @@ class Args:
 
     # --- self-play ---
     save_steps: int = 200_000  # steps of the learner's agents, over all games, between snapshots
-    window: int = 50  # snapshots in the pool; the oldest one leaves it
+    window: int = 50  # largest number of snapshots in the pool; a new one then replaces the oldest
     opponents: list[str] | None = None  # run folders whose frozen policies are the opponents; default: past selves
-    initialize_from: str | None = None  # run folder with whose weights the training begins; default: random weights
+    initialize_from: str | None = None  # run folder whose weights the training starts with; default: random weights
     play_against_latest_model_ratio: float = 0.5  # probability of the newest snapshot in a draw; 1: no older ones
     newest_share: float = 1.0  # the other draws use only this share of the pool, the newest snapshots
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
     current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
-    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: more often those not yet beaten
-    swap_steps: int = 0  # a game's opponents change after this many steps of all opponents; 0: after each game
+    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: unbeaten ones more often
+    swap_steps: int = 0  # a game keeps its opponents for this many steps of all opponents; 0: for one game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn
-    team_change: int | None = None  # learner steps of a turn, adjusted to fill the run with turns; default: ten turns
+    team_change: int | None = None  # learner steps of a turn, rounded to whole cycles; default: ten turns for each
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
     behaviors: str = "{}"  # arguments of single behaviours in JSON, such as {"evader": {"gamma": 0.9}}
     initial_elo: float = 1200.0  # initial rating
@@ -119,7 +119,7 @@ class Args:
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
-    target_kl: float | None = None  # stop the passes over a rollout after one whose mean KL divergence exceeds this
+    target_kl: float | None = None  # no further pass over a rollout once a pass has a mean KL divergence above this
 
     @property
     def batch_size(self) -> int:
@@ -175,7 +175,7 @@ def make_env(args: Args, num_games: int, render: bool = False) -> TeamEnv:
 
 
 class RunningMeanStd(nn.Module):
-    """Running mean and variance of a stream of any shape; part of the model, and saved with it.
+    """Running mean and variance of all data seen so far, of any shape; saved with the model.
 
     Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
@@ -309,7 +309,7 @@ class Agent(nn.Module):
         return self.obs_rms.normalize(obs) if self.norm_obs else obs
 
     def scale_reward(self, rewards: Tensor) -> Tensor:
-        """Raw rewards to those that the advantages are computed from."""
+        """Raw rewards to scaled rewards, from which the advantages are computed."""
         return (rewards / self.return_rms.std).clamp(-10.0, 10.0).float() if self.norm_reward else rewards
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -317,7 +317,7 @@ class Agent(nn.Module):
         return self.actor(self.normalize(obs))
 
     def acting_weights(self) -> dict[str, Tensor]:
-        """The part of the state dict that acts, which is a snapshot."""
+        """The part of the state dict that acting needs. A snapshot is a copy of it."""
         return {name: value for name, value in self.state_dict().items() if name.startswith(("actor.", "obs_rms."))}
 
     @torch.no_grad()
@@ -349,7 +349,7 @@ def compute_gae(
     """Advantages of a rollout; all tensors are (num_steps, n) (Schulman et al. 2016, eq. 16).
 
     `next_values` are the values of the observations that the steps led to, before any reset. On termination the next
-    value is replaced by 0. `dones` (termination or truncation) keep the trace from reaching into the next episode.
+    value is replaced by 0. `dones` (termination or truncation) end the sum over later steps.
     """
     deltas = rewards + gamma * (1.0 - terminations) * next_values - values
     decays = gamma * lam * (1.0 - dones)
@@ -367,7 +367,7 @@ Batch = tuple[Tensor, ...]  # columns in the order of `make_batch`
 
 
 def normal_log_prob(actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Log-density (...) of actions (..., action_dim) under a normal distribution with a diagonal covariance."""
+    """Log-density (...) of actions (..., action_dim) under a normal distribution with diagonal covariance."""
     z = (actions - mean) / log_std.exp()
     return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
@@ -392,7 +392,7 @@ def compute_policy_loss(
 def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float) -> tuple[Tensor, Metrics]:
     """Half the mean squared error; all tensors are (n,).
 
-    Each sample counts the larger of two errors: its own, and that of the value clipped around the old one.
+    Of two errors the larger one counts: that of the value, and that of the value clipped around the old one.
     """
     clipped_values = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
     loss = 0.5 * torch.max((values - returns) ** 2, (clipped_values - returns) ** 2).mean()
@@ -468,7 +468,7 @@ def update(
 
 @torch.no_grad()
 def make_batch(agent: Agent, rollout: Rollout, args: Args, device: torch.device) -> Batch:
-    """What the update learns from: obs, masks, actions, log-probabilities, advantages, returns, values (n, ...).
+    """Training data of the update: obs, masks, actions, log-probabilities, advantages, returns, values (n, ...).
 
     The log-probabilities use the statistics that the policy acted with. Then the statistics are updated with the
     rollout, and observations and values use the new ones. So the first ratios are not exactly 1.
@@ -557,7 +557,7 @@ def main(args: Args) -> Path:
 
     # --- environments, networks, storage ---
     if args.capture_video:
-        make_env(args, 1, render=True).close()  # fails now, not at the end, if the game cannot be rendered
+        make_env(args, 1, render=True).close()  # a game that cannot be rendered then fails here, and not at the end
     env = make_env(args, args.num_games)
     print(describe_teams(env))
     all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)

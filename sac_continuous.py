@@ -11,7 +11,7 @@ walks through this file, explains every logged metric and has the results.
 Deviations from the reference, CleanRL's `sac_continuous_action.py`:
 - The log standard deviation is clamped to [-20, 2], as in the paper's code; the reference squashes it into [-5, 2].
 - The entropy coefficient's loss uses the actions of the actor's loss; the reference samples the policy again.
-- The actor is updated with every critic update, and all three learning rates are 1e-3.
+- The actor is updated with every critic update, and its learning rate is 1e-3, not 3e-4.
 - The policy acts in [-1, 1], and actions are rescaled to the bounds of the task. Entropies are of actions in [-1, 1].
 - Speed: both critics are one batched module, Adam steps one vector, and gradients are compiled.
 - At a checkpoint environments are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
@@ -63,14 +63,14 @@ class Args:
     eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
     eval_episodes: int = 10  # episodes of an evaluation
     evaluate: Path | None = None  # do not train: evaluate the model of this run folder
-    checkpoint_freq: int = 20_000  # environment steps between checkpoints (with resets); 0: only first and last
+    checkpoint_freq: int = 20_000  # steps between checkpoints, which reset the environments; 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
 
     # --- environment ---
     env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
     env_kwargs: str = "{}"  # arguments of the task in JSON, such as {"ctrl_cost_weight": 0.2}
     num_envs: int = 1  # parallel environments
-    vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
+    vectorization: Literal["sync", "async", "native"] = "sync"  # sync: in turn; async: processes; native: task's own
 
     # --- algorithm ---
     total_timesteps: int = 1_000_000  # environment steps of the run, over all environments
@@ -129,7 +129,7 @@ def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
-    Actions outside of [-1, 1] are clipped for the task alone. Returns obs, final_obs (num_envs, obs_dim), rewards,
+    The task gets actions clipped to [-1, 1]. Returns obs, final_obs (num_envs, obs_dim), rewards,
     terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next.
     They differ where an episode ended: there the environment was reset, and `obs` begins the next episode.
     """
@@ -149,7 +149,7 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 class RunningMeanStd(nn.Module):
-    """Running mean and variance of a stream of any shape; part of the model, and saved with it.
+    """Running mean and variance of all data seen so far, of any shape; saved with the model.
 
     Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
@@ -342,7 +342,7 @@ def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor
 
 
 def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
-    """Loss of the entropy coefficient: raises the coefficient while the entropy is below its target (eq. 18)."""
+    """Loss of the entropy coefficient: its step raises alpha if the entropy is below the target (eq. 18)."""
     alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
@@ -396,7 +396,7 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
 def compute_actor_gradient(
     agent: Agent, batch: Batch, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
-    """The gradients of the actor and, with --autotune, of alpha; `compute_gradient` gives the critics none."""
+    """The gradients of the actor and, with --autotune, of alpha. The critics' parameters get no gradient here."""
     obs = batch[0]
     actor_loss, log_prob, metrics = compute_actor_loss(agent, agent.normalize(obs), noise)
     gradient = compute_gradient(actor_loss, agent.groups()["policy"])
@@ -425,7 +425,7 @@ PLAIN: GradientFns = (compute_qf_gradient, compute_actor_gradient)  # `main` com
 def update(
     agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, num_updates: int, fns: GradientFns = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` counts the earlier rounds."""
+    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` is the number of earlier rounds."""
     qf_gradient_fn, actor_gradient_fn = fns
     actions = batch[1]
     gradient, metrics = qf_gradient_fn(agent, batch, torch.randn_like(actions), args)
@@ -574,7 +574,7 @@ if not TYPE_CHECKING and not HAS_UTILS:
         if args.evaluate is None:
             return args
         if not (args.evaluate / "model.pt").exists():
-            fail(f"--evaluate takes a run folder with a model.pt, and {args.evaluate} is none")
+            fail(f"--evaluate takes a run folder with a model.pt, and {args.evaluate} has none")
         saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
         saved |= dict.fromkeys(("track", "capture_video", "upload_model"), False)
         saved.pop("script", None)  # which a run with utils/run.py has

@@ -22,9 +22,9 @@ Deviations from ML-Agents:
 - When the turn passes to another behaviour, all games restart and the previous learner leaves a snapshot.
 - Each transition in the replay buffer carries the learner step at which its oldest opponent was saved. Transitions
   against opponents that have left the pool can be left out (`--replay-opponents window`).
-- The value is the mean of both critics, not the smaller one (`--critics min`): where one side wins what the other
-  loses, the smaller one is a bias against the learner.
-- Entropy counts relative to its target (SACZero). Otherwise the entropy bonus would make games longer or shorter.
+- The value is the mean of both critics, not their minimum (`--critics min`): in a zero-sum game the minimum
+  underestimates the learner.
+- The target entropy is subtracted from the entropy (SACZero). Otherwise the bonus would make games longer or shorter.
 - With discrete actions values are means over branches, and a target entropy depends on the number of legal actions. As
   in ML-Agents each branch has its own head, entropy coefficient and target entropy.
 - At a checkpoint games are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
@@ -67,8 +67,8 @@ class Args:
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "self-play"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
-    capture_video: bool = False  # record a game of the final policy against its best scripted opponent into videos/
-    save_model: bool = True  # write model.pt with all pools into the run folder at the end, or at a stop
+    capture_video: bool = False  # record a game of the final policy against its hardest scripted opponent into videos/
+    save_model: bool = True  # write model.pt with all pools into the run folder at the end, or when stopped
     upload_model: bool = False  # upload the model with a model card to the Hugging Face Hub at the end
     hf_entity: str | None = None  # user or organisation on the Hugging Face Hub
     eval_freq: int = 250_000  # game steps between evaluations against the scripted players; 0: only at the end
@@ -76,9 +76,9 @@ class Args:
     cross_play_games: int = 64  # games of each pair in the table of all against all at the end; 0: no table
     cross_play_snapshots: int = 10  # snapshots of each behaviour in that table, from the oldest to the last
     deterministic: bool = True  # evaluate with each policy's most likely actions; --no-deterministic samples
-    evaluate: Path | None = None  # do not train: play this run's snapshots against each other, or --against another
+    evaluate: Path | None = None  # do not train: score this run's policy and play its table, or play --against another
     against: str | None = None  # the opponent for --evaluate: another run folder, or the name of a scripted player
-    play: bool = False  # with --evaluate: play against the run's policy yourself, in a window, by keys
+    play: bool = False  # with --evaluate: play against the run's policy yourself, at the keyboard
     exploitability: int = 0  # with --evaluate: train best responses for this many game steps, and print their scores
     policy: Literal["last", "uniform", "nash"] = "last"  # what saved runs play: the last snapshot, or a mixture of all
     checkpoint_freq: int = 200_000  # game steps between checkpoints (with resets); 0: only first and last
@@ -93,17 +93,17 @@ class Args:
 
     # --- self-play ---
     save_steps: int = 60_000  # steps of the learner's agents, over all games, between snapshots
-    window: int = 50  # snapshots in the pool; the oldest one leaves it
+    window: int = 50  # largest number of snapshots in the pool; a new one then replaces the oldest
     opponents: list[str] | None = None  # run folders whose frozen policies are the opponents; default: past selves
-    initialize_from: str | None = None  # run folder with whose weights the training begins; default: random weights
+    initialize_from: str | None = None  # run folder whose weights the training starts with; default: random weights
     play_against_latest_model_ratio: float = 0.5  # probability of the newest snapshot in a draw; 1: no older ones
     newest_share: float = 1.0  # the other draws use only this share of the pool, the newest snapshots
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
     current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
-    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: more often those not yet beaten
-    swap_steps: int = 0  # a game's opponents change after this many steps of all opponents; 0: after each game
+    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: unbeaten ones more often
+    swap_steps: int = 0  # a game keeps its opponents for this many steps of all opponents; 0: for one game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn
-    team_change: int | None = None  # learner steps of a turn, adjusted to fill the run with turns; default: ten turns
+    team_change: int | None = None  # learner steps of a turn, rounded to whole cycles; default: ten turns for each
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
     behaviors: str = "{}"  # arguments of single behaviours in JSON, such as {"evader": {"gamma": 0.9}}
     replay_opponents: Literal["all", "window"] = "all"  # window: no transitions of opponents that left the pool
@@ -118,7 +118,7 @@ class Args:
     updates_per_step: float = 0.02  # updates per game step: 0.02 is one in fifty steps
     gamma: float = 0.99  # discount factor
     tau: float = 0.02  # step size of the target networks towards the critics
-    critics: Literal["mean", "min"] = "mean"  # the value of both critics: their mean, or the smaller one
+    critics: Literal["mean", "min"] = "mean"  # value of the two critics: their mean or their minimum
     policy_frequency: int = 1  # at every Nth critic update the actor is updated N times
     policy_lr: float = 1e-3  # learning rate of the actor
     q_lr: float = 1e-3  # learning rate of the critics
@@ -169,7 +169,7 @@ def make_env(args: Args, num_games: int, render: bool = False) -> TeamEnv:
 
 
 class RunningMeanStd(nn.Module):
-    """Running mean and variance of a stream of any shape; part of the model, and saved with it.
+    """Running mean and variance of all data seen so far, of any shape; saved with the model.
 
     Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
@@ -319,7 +319,7 @@ class Agent(nn.Module):
         return self.obs_rms.normalize(obs) if self.norm_obs else obs
 
     def value(self, qf_values: Tensor) -> Tensor:
-        """Both critics' values (2, ...) to the one that counts (...)."""
+        """Both critics' values (2, ...) to their mean or their minimum (...)."""
         return qf_values.mean(0) if self.critics == "mean" else qf_values.amin(0)
 
     def per_action(self, x: Tensor) -> Tensor:
@@ -335,7 +335,7 @@ class Agent(nn.Module):
         return self.actor(self.normalize(obs))
 
     def acting_weights(self) -> dict[str, Tensor]:
-        """The part of the state dict that acts, which is a snapshot."""
+        """The part of the state dict that acting needs. A snapshot is a copy of it."""
         return {name: value for name, value in self.state_dict().items() if name.startswith(("actor.", "obs_rms."))}
 
     @torch.no_grad()
@@ -374,7 +374,7 @@ class ReplayBuffer:
         self.total += len(rows)
 
     def leave_out(self, before: int) -> None:
-        """`sample` no longer draws transitions stored so far whose oldest opponent was saved before this step."""
+        """Removes from `sample` all transitions stored so far whose oldest opponent was saved before this step."""
         self.window |= {"left_out": before, "refreshed_at": self.total}
 
     def find_eligible(self) -> Tensor:
@@ -545,7 +545,7 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
 def compute_actor_gradient(
     agent: Agent, batch: Batch, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
-    """The gradients of the actor and, with --autotune, of alpha; `compute_gradient` gives the critics none."""
+    """The gradients of the actor and, with --autotune, of alpha. The critics' parameters get no gradient here."""
     obs, masks = batch[:2]
     actor_loss, entropies, metrics = compute_actor_loss(agent, agent.normalize(obs), masks, noise)
     gradient = compute_gradient(actor_loss, agent.groups()["policy"])
@@ -573,7 +573,7 @@ PLAIN: GradientFns = (compute_qf_gradient, compute_actor_gradient)  # `main` com
 def update(
     agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, num_updates: int, fns: GradientFns = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` counts the earlier rounds."""
+    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` is the number of earlier rounds."""
     qf_gradient_fn, actor_gradient_fn = fns
     actions = batch[2]
     gradient, metrics = qf_gradient_fn(agent, batch, torch.randn_like(actions), args)
@@ -640,7 +640,7 @@ def main(args: Args) -> Path:
 
     # --- environments, networks, storage ---
     if args.capture_video:
-        make_env(args, 1, render=True).close()  # fails now, not at the end, if the game cannot be rendered
+        make_env(args, 1, render=True).close()  # a game that cannot be rendered then fails here, and not at the end
     env = make_env(args, args.num_games)
     if args.buffer_size < (rows := args.num_games * max(len(team.agents) for team in env.teams)):
         fail(f"--buffer-size takes at least a step of a team in all games, {rows} transitions, not {args.buffer_size}")

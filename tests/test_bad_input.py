@@ -230,5 +230,5 @@ def test_damaged_model(
     monkeypatch.chdir(tmp_path / "elsewhere")
     capsys.readouterr()
     stderr = run(script, capsys, "--evaluate", str(tmp_path / folder))
-    assert stderr.startswith("error: --evaluate takes a run folder with a whole model.pt of this script")
+    assert stderr.startswith("error: --evaluate takes a run folder with a valid model.pt of this script")
     assert stderr.count("\n") == 1

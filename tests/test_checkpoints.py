@@ -296,7 +296,7 @@ def test_a_damaged_checkpoint(any_script: ModuleType, damage: str, calm: dict[st
     if damage == "missing":
         path.unlink()
     assert run(any_script, "--resume", str(only_run())) == 0, Path("out.txt").read_text()
-    assert "warning: going on from checkpoint.previous.pt" in Path("out.txt").read_text()
+    assert "warning: resuming from checkpoint.previous.pt" in Path("out.txt").read_text()
     assert_same(calm, everything(only_run()))
 
 
@@ -335,7 +335,7 @@ def test_refusals(any_script: ModuleType, capsys: pytest.CaptureFixture[str]) ->
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     for flag, value in (("--seed", "2"), ("--gamma", "0.5"), ("--exp-name", "other"), ("--evaluate", str(folder))):
         sentence = bad_resume(any_script, capsys, "--resume", str(folder), flag, value)
-        assert sentence.startswith(f"error: {flag} takes the run's own value with --resume: it is ")
+        assert sentence.startswith(f"error: {flag} cannot change with --resume: the run has ")
         assert sentence.endswith(f", and {value} was given\n")
     with lock_folder(folder):
         longer = ("--resume", str(folder), "--total-timesteps", "100000")
@@ -346,11 +346,11 @@ def test_refusals(any_script: ModuleType, capsys: pytest.CaptureFixture[str]) ->
     for damaged in (b"", b"not a checkpoint" * 99, pickle.dumps(Bomb()), pickle.dumps([1, 2, 3])):
         for name in ("checkpoint.pt", "checkpoint.previous.pt"):
             (folder / name).write_bytes(damaged)
-        assert "--resume takes a run folder with a whole checkpoint" in bad_resume(any_script, capsys, *longer)
+        assert "--resume takes a run folder with a valid checkpoint" in bad_resume(any_script, capsys, *longer)
     archive = io.BytesIO()
     torch.save({"format": 1, "global_step": Bomb()}, archive)
     (folder / "checkpoint.pt").write_bytes(archive.getvalue())
-    assert "--resume takes a run folder with a whole checkpoint" in bad_resume(any_script, capsys, *longer)
+    assert "--resume takes a run folder with a valid checkpoint" in bad_resume(any_script, capsys, *longer)
     assert not Path("exploded").exists()
     (folder / "args.json").write_text('{"seed": 1, "of_another_script": 2}')
     assert "--resume takes a run folder with the args.json" in bad_resume(any_script, capsys, "--resume", str(folder))

@@ -153,7 +153,7 @@ def test_a_resumed_compiled_run_equals_one_that_went_on(name: str, tmp_path: Pat
     assert first.returncode == 0, first.stderr
     whole, parts = sorted(tmp_path.glob("runs/*"), key=lambda folder: folder.stat().st_ctime)
     resumed = run([str(ROOT / f"{name}.py"), *words, "1024", "--resume", str(parts)], tmp_path)
-    assert "going on from step 512" in resumed.stdout, resumed.stdout + resumed.stderr
+    assert "resuming from step 512" in resumed.stdout, resumed.stdout + resumed.stderr
     assert "compiled it in" in resumed.stdout
     torch.testing.assert_close(load_weights(parts), load_weights(whole), rtol=0, atol=0)
 

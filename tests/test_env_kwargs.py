@@ -76,8 +76,8 @@ def test_env_kwargs_of_a_run_stay(script: ModuleType, train: Train, capsys: pyte
         with pytest.raises(SystemExit) as exit_info:
             call(script, flag, str(folder), "--env-kwargs", '{"wage": 3}')
         assert exit_info.value.code == 2
-        sentence = f"error: --env-kwargs takes the run's own value with {flag}: it is "
-        assert capsys.readouterr().err == sentence + '{"wage": 2.5} there, and {"wage": 3} was given\n'
+        sentence = f"error: --env-kwargs cannot change with {flag}: the run has "
+        assert capsys.readouterr().err == sentence + '{"wage": 2.5}, and {"wage": 3} was given\n'
 
 
 @pytest.mark.parametrize(

@@ -386,5 +386,5 @@ def test_one_flipped_byte(
             capsys.readouterr()
             with pytest.raises(SystemExit, match="2"):
                 selfplay.main(parse_args(selfplay.Args, [f"--{flag}", *words]))
-            sentence = f"--{flag} takes a run folder with a whole model.pt of this script, and {bad} has none"
+            sentence = f"--{flag} takes a run folder with a valid model.pt of this script, and {bad} has none"
             assert capsys.readouterr().err == f"error: {sentence} (ValueError: wrong checksum)\n"

@@ -352,7 +352,7 @@ def test_bad_folders_are_refused(train: Train, capsys: pytest.CaptureFixture[str
     state["agent"]["actor.log_std"] += np.nan
     for contents in (b"", model[:1000], model.replace(b"actor", b"acter"), to_bytes({"agent": {}}), to_bytes(state)):
         (folder / "model.pt").write_bytes(contents)
-        assert "a run folder with a whole model.pt of this script" in refusal(capsys, folder)
+        assert "a run folder with a valid model.pt of this script" in refusal(capsys, folder)
     (folder / "model.pt").unlink()
     assert "FileNotFoundError" in refusal(capsys, folder)
     (folder / "model.pt").write_bytes(model)

@@ -62,7 +62,7 @@ def test_train_and_resume(name: str, tmp_path: Path) -> None:
         resumed = run([script, *resume, total, *extra], tmp_path)
         assert resumed.returncode == 0, resumed.stderr
         assert f"steps on {device}" in resumed.stdout
-        assert "going on from step" in resumed.stdout
+        assert "resuming from step" in resumed.stdout
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -96,7 +96,7 @@ def test_a_killed_run_goes_on(name: str, tmp_path: Path) -> None:
     resumed = run([words[0], "--resume", str(folder)], tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert f"steps on {DEVICE}" in resumed.stdout
-    (step,) = re.findall(r"going on from step ([\d,]+)", resumed.stdout)
+    (step,) = re.findall(r"resuming from step ([\d,]+)", resumed.stdout)
     assert int(step.replace(",", "")) >= 1024
     assert (folder / "model.pt").exists()
 

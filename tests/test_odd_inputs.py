@@ -78,7 +78,7 @@ def test_a_replay_buffer_beyond_the_memory(
     words = ["--env-id", task, "--buffer-size", f"{size:.0f}", "--no-compile", "--no-cuda"]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sentence = refusal(capsys, lambda: script.main(script.parse_args(script.Args, words)))
-    assert re.fullmatch(r"--buffer-size takes what fits into memory: \d+ GiB are asked for, of 1 GiB", sentence)
+    assert re.fullmatch(r"--buffer-size must fit into memory: it needs \d+ GiB, and there are 1 GiB", sentence)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # kibibytes
     assert list(Path().iterdir()) == []
 
@@ -96,7 +96,7 @@ def test_memory_that_ends(
         toy_train(act)
     assert exit_info.value.code == 1
     stderr = capsys.readouterr().err
-    assert stderr == f"error: there is not enough memory, and smaller arguments need less: {error}\n"
+    assert stderr == f"error: there is not enough memory; lower arguments: {error}\n"
     assert checkpoint()["global_step"] == 0
     with pytest.raises(SystemExit) as exit_info:
         tell_exception(ppo_continuous.Args(), type(error), error, None)
@@ -105,7 +105,7 @@ def test_memory_that_ends(
     with pytest.raises(SystemExit) as exit_info:
         tell_exception(ppo_continuous.Args(), type(error), error, None)
     assert exit_info.value.code == 1
-    assert "smaller --eval-episodes or --num-envs or --num-steps need less" in capsys.readouterr().err
+    assert "lower --eval-episodes or --num-envs or --num-steps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ['{"a":' * 5000 + "1" + "}" * 5000, '{"a": ' + "9" * 5000 + "}"], ids=["deep", "long"])
@@ -473,7 +473,7 @@ def test_checkpoints_with_other_facts(change: dict[str, Any], capsys: pytest.Cap
     for path in folder.glob("checkpoint*.pt"):
         write_file(path, to_bytes(state))
     sentence = refusal(capsys, make_run, Args(resume=folder, total_timesteps=200))
-    assert "--resume takes a run folder with a whole checkpoint" in sentence
+    assert "--resume takes a run folder with a valid checkpoint" in sentence
 
 
 def test_names_that_wandb_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,7 +114,7 @@ def test_report_and_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     make_table(circle, [policy(1), policy(2), policy(3)]).report(tmp_path)
     printed = capsys.readouterr().out
     assert "\nNash weights: 1 0.33, 2 0.33, 3 0.33\n" in printed
-    assert "\n1 of 1 triples of snapshots go in a circle: each beats the next one\n" in printed
+    assert "\n1 of 1 triples of snapshots form a circle: each beats the next one\n" in printed
     with (tmp_path / "cross_play.csv").open(newline="") as file:
         assert [row["nash_weight"] for row in csv.DictReader(file)] == ["0.333333"] * 3
     roles = [[NAN, 0.25, NAN], [0.75, NAN, 0.5], [NAN, 0.5, NAN]]
@@ -469,7 +469,7 @@ def test_runs_of_another_kind(
     capsys.readouterr()
     with pytest.raises(SystemExit, match="2"):
         selfplay.main(parse_args(selfplay.Args, words))
-    sentence = f"--{flag} takes a run of the same game, and --norm-obs was True here and False there"
+    sentence = f"--{flag} takes a run of the same game, and --norm-obs is True in this run and False in the other"
     assert capsys.readouterr().err == f"error: {sentence}\n"
     if flag != "against":
         with pytest.raises(SystemExit, match="2"):

@@ -122,7 +122,7 @@ scripted_players = {"follow": follow, "two": {"blue": lambda game, agent, observ
         actions = [env.scripted_actions("follow", 0), env.scripted_actions("two", 1)]
         assert [x.tolist() for x in actions] == [[[[step]]] * 2, [[[2]]] * 2]
         env.step(actions)
-    with pytest.raises(ValueError, match="two is no scripted player of this game, which has random, follow"):
+    with pytest.raises(ValueError, match="two is not a scripted player of this game, which has random, follow"):
         env.scripted_actions("two", 0)
 
 

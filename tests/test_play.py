@@ -308,8 +308,8 @@ def test_refusals(
     """One sentence each: flags that do not go together, actions without keys, no window, no package."""
     folder = train_selfplay(selfplay, total_timesteps=128)
     words = ["--evaluate", str(folder), "--play"]
-    assert run(selfplay, capsys, "--play").startswith("error: --play takes --evaluate RUN_FOLDER, too")
-    assert run(selfplay, capsys, "--exploitability", "9").startswith("error: --exploitability takes --evaluate")
+    assert run(selfplay, capsys, "--play").startswith("error: --play also needs --evaluate RUN_FOLDER")
+    assert run(selfplay, capsys, "--exploitability", "9").startswith("error: --exploitability also needs --evaluate")
     for flags in (["--against", "charge"], ["--exploitability", "64"], ["--capture-video"]):
         assert run(selfplay, capsys, *words, *flags).startswith(f"error: --play takes no {flags[0]}: a person plays")
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):

@@ -147,7 +147,7 @@ def test_saved_arguments_are_the_defaults(tmp_path: Path, capsys: pytest.Capture
     assert parse_args(Args, ["--resume", str(folder), "--upload-model"]).upload_model
     assert parse_args(Args, ["--evaluate", str(folder), "--seed", "7"]) == Args(gamma=0.5, seed=7, evaluate=folder)
     sentence = refusal(capsys, parse_args, Args, ["--resume", str(folder), "--gamma", "0.9"])
-    assert sentence == "--gamma takes the run's own value with --resume: it is 0.5 there, and 0.9 was given"
+    assert sentence == "--gamma cannot change with --resume: the run has 0.5, and 0.9 was given"
 
 
 @pytest.mark.parametrize("flag", ["resume", "evaluate"])
@@ -438,7 +438,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path, capsys: pytest.CaptureFixtu
         except SystemExit:
             refused += 1
     assert refused > 10
-    assert "--evaluate takes a run folder with a whole model.pt of this script" in capsys.readouterr().err
+    assert "--evaluate takes a run folder with a valid model.pt of this script" in capsys.readouterr().err
     weights = saved.weight.detach().numpy().tobytes()
     position = whole.index(weights)
     (tmp_path / "model.pt").write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])

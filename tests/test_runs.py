@@ -93,7 +93,7 @@ def test_copied_alone_into_an_empty_folder(
         assert capsys.readouterr().err == f"error: {flag} needs utils/run.py in the folder of {name}\n"
     for bad, sentence in {
         ("--gamma", "2"): "--gamma takes a number from 0 to 1, not 2.0",
-        ("--evaluate", "x"): "--evaluate takes a run folder with a model.pt, and x is none",
+        ("--evaluate", "x"): "--evaluate takes a run folder with a model.pt, and x has none",
     }.items():
         monkeypatch.setattr(sys, "argv", [name, *bad])
         with pytest.raises(SystemExit, match="2"):
@@ -194,7 +194,7 @@ def test_evaluation_takes_the_runs_own_arguments(
     for flags in (["--gamma", "0.5"], ["--env-id", "Hopper-v5"], ["--upload-model"]):
         with pytest.raises(SystemExit):
             evaluate(script, folder, *flags)
-        assert f"error: {flags[0]} takes the run's own value with --evaluate: it is " in capsys.readouterr().err
+        assert f"error: {flags[0]} cannot change with --evaluate: " in capsys.readouterr().err
 
 
 def test_evaluation_uses_the_statistics(script: ModuleType, train: Train, capsys: pytest.CaptureFixture[str]) -> None:

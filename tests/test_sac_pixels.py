@@ -550,7 +550,7 @@ def test_stored_transitions_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"frame_stack": 0}, "--frame-stack takes a number from 1"),
         ({"action_repeat": 0}, "--action-repeat takes a number from 1"),
         ({"buffer_size": 15}, "--buffer-size takes at least 2 x --num-envs x (--frame-stack + 1), 16, not 15"),
-        ({"env_id": "Blind-v0"}, "its observations are no pictures, and it has no render mode rgb_array"),
+        ({"env_id": "Blind-v0"}, "its observations are not pictures, and it has no render mode rgb_array"),
         ({"env_id": "Planes-v0"}, "it has no pictures (height, width, channels) of bytes"),
     ],
     ids=str,

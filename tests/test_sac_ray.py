@@ -492,7 +492,7 @@ def test_parts_on_a_cluster_render_as_the_program_does(monkeypatch: pytest.Monke
     ("flags", "takes"),
     [
         ({"num_workers": 0}, "--num-workers takes a number from 1"),
-        ({"buffer_size": 10**12}, "--buffer-size takes what fits into memory"),
+        ({"buffer_size": 10**12}, "--buffer-size must fit into memory"),
         ({"buffer_size": 79, "num_buffer_shards": 4, "rollout_steps": 10}, "--buffer-size takes at least 80"),
         ({"address": "ray://1.2.3.4:10001"}, "--address takes a running Ray cluster of which this machine is a node"),
     ],
@@ -586,7 +586,7 @@ def test_killed_parts_are_replaced_or_end_the_run_which_resumes(ray_processes: C
     total = before["global_step"] + 400
     status, printed = Program("--resume", str(folder), "--total-timesteps", str(total), "--num-workers", "1").end()
     assert status == 0, printed
-    assert f"going on from step {before['global_step']:,}" in printed
+    assert f"resuming from step {before['global_step']:,}" in printed
     after = checkpoint()
     assert after["global_step"] == total
     assert after["parts"]["counters"]["num_updates"] == int(0.5 * (total - 100))

@@ -403,8 +403,8 @@ def test_statistics_of_the_streams() -> None:
 
 def test_runs_and_logs_the_keys_of_the_docs() -> None:
     """All of them, with all streams, and no other."""
-    page = (ROOT / "docs" / "sac.md").read_text()
-    own = page.split("### Logged metrics of this variant")[1].split("\n## ")[0]
+    page, own = ((ROOT / "docs" / name).read_text() for name in ("sac.md", "variants.md"))
+    own = own.split("### Logged metrics of this variant")[1].split("\n## ")[0]
     tables = page.split("## Logged metrics")[1].split("##")[0] + own
     documented = {line.split("`")[1] for line in tables.splitlines() if line.startswith("| `")}
     names = ("extrinsic", "curiosity", "rnd", "gail")

@@ -137,7 +137,7 @@ def test_one_purpose_of_an_evaluation(selfplay: ModuleType, capsys: pytest.Captu
     with pytest.raises(SystemExit) as exit_info:
         selfplay.main(args)
     assert exit_info.value.code == 2
-    assert capsys.readouterr().err == "error: --against takes the place of --exploitability: give one of the two\n"
+    assert capsys.readouterr().err == "error: --against and --exploitability exclude each other: give one of the two\n"
 
 
 @pytest.mark.slow
@@ -340,9 +340,12 @@ def test_unknown_opponents(
     assert stderr == "error: --against takes a run folder or one of random, charge, centre, and godzilla is neither\n"
     other = train_selfplay(selfplay, env_id="pursuit", total_timesteps=128)
     stderr = run(selfplay, capsys, "--evaluate", ours, "--against", str(other))
-    assert stderr == "error: --against takes a run of the same game, and --env-id was sumo here and pursuit there\n"
+    assert (
+        stderr
+        == "error: --against takes a run of the same game, and --env-id is sumo in this run and pursuit in the other\n"
+    )
     discrete = train_selfplay(selfplay, env_kwargs='{"actions": "discrete"}', total_timesteps=128)
-    assert "--env-kwargs was {} here" in run(selfplay, capsys, "--evaluate", ours, "--against", str(discrete))
+    assert "--env-kwargs is {} in this run" in run(selfplay, capsys, "--evaluate", ours, "--against", str(discrete))
 
 
 # --- games that go wrong while a run trains ---

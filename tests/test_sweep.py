@@ -393,7 +393,7 @@ def test_a_refused_checkpoint_is_given_up(run: Sweep) -> None:
     (folder / "checkpoint.pt").write_text("half")
     result = run()
     assert result.status == 1
-    assert "error: --resume takes a run folder with a whole checkpoint" in result.output
+    assert "error: --resume takes a run folder with a valid checkpoint" in result.output
     assert run().status == 0
     assert runs() == ["Toy-v0__toy_script__1"] * 2
     shutil.rmtree(Path("sweep", records("Toy-v0__toy_script__1")[-1]["run"]))

@@ -294,7 +294,7 @@ def test_a_vectorised_game_by_its_name() -> None:
         ("Auction", "actions", "scripted_actions of random must give arrays of"),
         ("Auction", "restart", "restart must give arrays of"),
         ("Waiting", None, "action_masks must give each agent of west that is alive a legal action in each branch"),
-        ("not_a_game", None, "a TeamEnv has num_games, teams, .*, and this object has not"),
+        ("not_a_game", None, "a TeamEnv must have num_games, teams, .*, and object does not"),
         (
             "nobody",
             None,
@@ -946,7 +946,7 @@ def test_random_players_are_uniform() -> None:
     actions = env.scripted_actions("random", 1)
     assert actions.shape == (2000, 1, 2)
     np.testing.assert_allclose(np.quantile(actions, [0, 0.25, 0.5, 0.75, 1]), [-1, -0.5, 0, 0.5, 1], atol=0.07)
-    with pytest.raises(ValueError, match="chase is no scripted player"):
+    with pytest.raises(ValueError, match="chase is not a scripted player"):
         env.scripted_actions("chase", 0)
 
 

@@ -47,7 +47,7 @@ def test_every_behaviour_learns_in_short_runs(pursuers: int | None, evader: int 
         assert ends[-1] == iterations * stride
     assert capsys.readouterr().err == ""
     assert turn_ends(Pursuit(1).teams, {"pursuers": None, "evader": None}, 64, 64) == [22, 64]
-    sentence = "--total-timesteps 64 is too few for a turn of each behaviour: pursuers, evader"
+    sentence = "--total-timesteps 64 is too small for one turn of each behaviour: pursuers, evader"
     assert capsys.readouterr().err == f"warning: {sentence}\n"
 
 
@@ -93,8 +93,8 @@ def test_arguments_of_single_behaviours(
     [
         ("[]", "--behaviors takes a JSON object such as"),
         ('{"prey": {}}', "--behaviors takes changes for pursuers, evader, not for prey"),
-        ('{"evader": 3}', "--behaviors takes for evader a JSON object with names of "),
-        ('{"evader": {"norm_obs": true}}', "--behaviors takes for evader a JSON object with names of "),
+        ('{"evader": 3}', "--behaviors takes a JSON object with these names for evader: "),
+        ('{"evader": {"norm_obs": true}}', "--behaviors takes a JSON object with these names for evader: "),
         ('{"evader": {"gamma": "high"}}', "--behaviors for evader: gamma: str is neither"),
         ('{"evader": {"gamma": 1.5}}', "--behaviors for evader: --gamma takes a number from 0 to 1, not 1.5"),
         ('{"evader": {"team_change": 5}}', "--behaviors takes a team_change for all behaviours or for none, unless"),

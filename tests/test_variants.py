@@ -172,7 +172,7 @@ def test_a_killed_run_goes_on(variant: str) -> None:
     kill(pid)
     assert not torch.load(next(only_run().glob("checkpoint.p*")), weights_only=True)["is_finished"]
     assert run(script, "--resume", str(only_run())) == 0, Path("out.txt").read_text()
-    assert "going on from step" in Path("out.txt").read_text()
+    assert "resuming from step" in Path("out.txt").read_text()
     assert_same(calm, everything(only_run()))
 
 

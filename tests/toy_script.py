@@ -37,7 +37,7 @@ if args.resume:
             print("error: --resume takes a run that has not finished, or more --total-timesteps", file=sys.stderr)
             sys.exit(2)
     except ValueError:
-        print("error: --resume takes a run folder with a whole checkpoint", file=sys.stderr)
+        print("error: --resume takes a run folder with a valid checkpoint", file=sys.stderr)
         sys.exit(2)
 else:
     args.total_timesteps = args.total_timesteps or 2

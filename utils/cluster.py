@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
 
 # === Processes ========================================================================================================
 
-PATIENCE = 300.0  # seconds between warnings that nothing happens
+PATIENCE = 300.0  # seconds without a result before a warning
 
 
 class Connection:
@@ -61,7 +61,7 @@ class Connection:
             except Exception as error:  # Ray raises bare ones
                 reason = one_line(error)[:200]
                 if not more:
-                    fail(f"{takes}, and {address} is none ({reason})" if address else f"Ray cannot start: {reason}")
+                    fail(f"{takes}, and {address} is not one ({reason})" if address else f"Ray cannot start: {reason}")
         signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
         ray.cloudpickle.register_pickle_by_value(sys.modules[script])
         cores = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]

@@ -279,7 +279,7 @@ class CrossPlay:
         return {b: [i for i, p in all_players if p.behavior == b and not p.is_scripted] for b in behaviors}
 
     def nash_weights(self) -> np.ndarray:
-        """Each policy's share (n,) in the mixture of its behaviour whose lowest score against the policies is highest.
+        """Each policy's share (n,) in the maximin mixture: that with the highest worst score against the policies.
 
         nan for scripted players, and where there are no policies to meet. In a symmetric game the mixture scores 1/2 or
         more against each policy of the table: a Nash equilibrium of the game in which both players pick a policy.
@@ -293,7 +293,7 @@ class CrossPlay:
         return weights
 
     def circles(self) -> tuple[int, int]:
-        """How many triples of policies go in a circle (each beats the next one), and how many triples can meet."""
+        """Number of triples of policies that form a circle (each beats the next), and of triples that can meet."""
         own = [i for indices in self.policies().values() for i in indices]
         means = self.scores.mean(axis=2)[np.ix_(own, own)]
         beats, meets = (means > 0.5).astype(int), (~np.isnan(means)).astype(int)
@@ -308,14 +308,14 @@ class CrossPlay:
         groups = connected(~np.isnan(self.scores[:, :, 0]))
         if not all(all_reach_all(took[np.ix_(group, group)]) for group in groups):
             reason = "a player or a group of players has won or lost all its games against the others"
-            print(f"{reason}: their ratings are not known, and all intervals are too narrow")
+            print(f"{reason}: its rating cannot be estimated, and all intervals are too narrow")
         for behavior, (mean, worst) in self.progress().items():
             against = f"{mean:.2f} on average against older ones, {worst:.2f} in the worst case"
             print(f"{behavior}: the last snapshot scores {against} ({actions}; from 0 to 1: a win is 1, a draw 0.5)")
         shares = zip(self.labels, self.nash_weights(), strict=True)
         print("Nash weights: " + ", ".join(f"{label} {share:.2f}" for label, share in shares if share >= 0.005))
         if self.circles()[1]:
-            print("{} of {} triples of snapshots go in a circle: each beats the next one".format(*self.circles()))
+            print("{} of {} triples of snapshots form a circle: each beats the next one".format(*self.circles()))
         self.write_csv(folder / "cross_play.csv")
         self.heat_map().savefig(folder / "cross_play.png", dpi=120)
 

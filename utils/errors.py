@@ -37,7 +37,7 @@ def missing_package(what: str, error: ModuleNotFoundError) -> SystemExit:
 
 
 class Output:
-    """A standard stream that may be closed, as by `| head -1`: then what is printed is dropped, and the run goes on."""
+    """A standard stream that may be closed, as by `| head -1`: later output is dropped, and the run continues."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self.stream: TextIO = stream or open(os.devnull, "w")  # noqa: SIM115 (closed when the program ends)

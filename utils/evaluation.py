@@ -258,7 +258,7 @@ def check_same_game(args: Any, other: Any, flag: str) -> None:
     """Exits with one sentence if another run has another game, or other inputs of its policies."""
     name = find_difference(vars(args), vars(other))
     if name is not None:
-        own = f"{flag_of(name)} was {getattr(args, name)} here and {getattr(other, name)} there"
+        own = f"{flag_of(name)} is {getattr(args, name)} in this run and {getattr(other, name)} in the other"
         fail(f"--{flag} takes a run of the same game, and {own}")
 
 

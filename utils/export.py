@@ -35,7 +35,7 @@ Play = Callable[[dict[str, np.ndarray]], list[np.ndarray]]  # what ONNX Runtime 
 
 
 class Policy(nn.Module):
-    """What is exported of a behaviour: raw observations and, for discrete actions, masks to the task's actions.
+    """The exported part of a behaviour: maps raw observations (and masks of discrete actions) to the task's actions.
 
     `space` are the task's actions; None if they are discrete, with these branches.
     """

@@ -137,7 +137,7 @@ class DiscGame:
         won = np.sign(scores[0] - scores[1]).astype(np.float32)  # 1, 0 or -1 for the first team
         sizes = [len(team.agents) for team in self.teams]
         rewards = [np.stack([sign * won] * size, axis=1) for sign, size in zip((1, -1), sizes, strict=True)]
-        # The time limit decides the game and the players observe the time, so it is a termination and no truncation.
+        # At the time limit the game is decided, and players observe the time: so it is a termination, not a truncation.
         terminations = [np.stack([over] * size, axis=1) for size in sizes]
         truncations = [np.zeros_like(termination) for termination in terminations]
         return TeamStep(obs, final_obs, rewards, terminations, truncations, over, scores.T)

@@ -35,11 +35,11 @@ CURRENT = Snapshot({}, step=0, rating=0.0, name="current")  # a behaviour as it 
 def check_opponents(args: Any) -> None:
     """Checks the arguments that both self-play scripts have; exits with one sentence."""
     if args.evaluate is None and (flags := [x for x in ("against", "play", "exploitability") if getattr(args, x)]):
-        fail(f"--{flags[0]} takes --evaluate RUN_FOLDER, too: the run whose policies play")
+        fail(f"--{flags[0]} also needs --evaluate RUN_FOLDER, the run whose policies play")
     if args.opponents is not None and not args.opponents:
         fail("--opponents takes one run folder or more")
     if args.against and args.exploitability:
-        fail("--against takes the place of --exploitability: give one of the two")
+        fail("--against and --exploitability exclude each other: give one of the two")
     if args.swap_steps and args.swaps_per_turn is not None:
         fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
     if args.scripted_share + args.current_share > 1.0:
@@ -59,7 +59,7 @@ def behavior_args(args: ArgsT, teams: Sequence[Team], names: str, limits: Limits
     for behavior in behaviors:
         own = changes.get(behavior, {})
         if not isinstance(own, dict) or own.keys() - set(names.split()):
-            fail(f"--behaviors takes for {behavior} a JSON object with names of {names}, not {json.dumps(own)}")
+            fail(f"--behaviors takes a JSON object with these names for {behavior}: {names}; not {json.dumps(own)}")
         found[behavior] = replace(args, **own)
         try:
             check_types(found[behavior], own)
@@ -88,7 +88,7 @@ def turn_ends(
     cycles = 10 if None in team_change.values() else max(1, round(total_steps / lengths.sum()))
     most = int(total_steps * lengths.min() / lengths.sum() / stride + 1e-9)
     if most < 1:
-        warn(f"--total-timesteps {total_steps:,} is too few for a turn of each behaviour: {', '.join(sizes)}")
+        warn(f"--total-timesteps {total_steps:,} is too small for one turn of each behaviour: {', '.join(sizes)}")
     cycles, shares = max(1, min(cycles, most)), np.cumsum(lengths) / lengths.sum()
     ends = [total_steps * (cycle + share) / cycles for cycle in range(cycles) for share in shares]
     return [math.ceil(end - 1e-6) for end in ends]  # rounded up: a turn of `stride` steps then has an iteration
@@ -98,7 +98,7 @@ class Matches:
     """The players of each of many parallel games: the learner on one team, a snapshot on each opposing team.
 
     One behaviour learns at a time. If several teams share it (a symmetric game), the learner changes sides after each
-    game. Other teams of the learner's side are played by their behaviours as they are now. They do not learn then.
+    game. For other teams of the learner's side their behaviours act as they are now, and do not learn.
     """
 
     def __init__(
@@ -409,12 +409,12 @@ class Matches:
         return self.stacks[behavior][1]
 
     def warn_of_short_swaps(self, game_length: float) -> None:
-        """Warns once if `swap_steps` is shorter than a game of `game_length` steps, so that it cannot be kept."""
+        """Warns once if `swap_steps` is shorter than a game of `game_length` steps, and so has no effect."""
         if not self.has_warned and 0 < self.swap_steps < self.num_ghosts * game_length:
             self.has_warned = True
             steps = f"--swap-steps {self.swap_steps:,} is less than the opponents' steps in one game"
             game = f"{self.num_ghosts:,} agents of opponents, games of {game_length:.0f} steps"
-            warn(f"{steps} ({game}): opponents change with every game")
+            warn(f"{steps} ({game}), so opponents change after every game")
 
     def rating_of(self, behavior: str) -> float:
         """The learner's rating; for another behaviour, the rating of its newest snapshot."""

@@ -159,7 +159,7 @@ class Session:
         self.window.show(env.render(), lines, fps)
 
     def play(self, seed: int, deterministic: bool) -> None:
-        """Plays one game and waits for the next one. Raises WindowClosed at any time."""
+        """Plays one game, and waits for the start of the next one. Raises WindowClosed if the window is closed."""
         env, window = self.env, self.window
         rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
         stacks: dict[str, PolicyStack] = {}

@@ -136,9 +136,8 @@ def parse_args(cls: type[ArgsT], argv: Sequence[str] | None = None) -> ArgsT:
     args = tyro.cli(cls, args=argv, default=run_args)
     for name, value in vars(run_args).items():
         if getattr(args, name) != value and name not in MAY_CHANGE[flag]:
-            where = "in an evaluation" if flag == "evaluate" and name in OFF_IN_EVALUATION else "there"
-            own = f"it is {value} {where}, and {getattr(args, name)} was given"
-            fail(f"{flag_of(name)} takes the run's own value with --{flag}: {own}")
+            where = "an evaluation has" if flag == "evaluate" and name in OFF_IN_EVALUATION else "the run has"
+            fail(f"{flag_of(name)} cannot change with --{flag}: {where} {value}, and {getattr(args, name)} was given")
     return args
 
 
@@ -207,7 +206,7 @@ def prepare(args: Any, limits: Limits) -> None:
     """Checks the arguments; exits with one sentence. From here on a signal stops the training at its next step.
 
     The keys of `limits` are names of arguments, separated by spaces. Checks the packages and accounts that flags need,
-    too. Called before environments are made: their processes inherit the signal handlers, and so outlive a Ctrl-C.
+    too. Call it before environments are made: their processes then inherit the handlers, and survive a Ctrl-C.
     """
     keep_printing()
     warnings.filterwarnings("ignore", "overflow encountered in cast")  # of an observation, which is checked
@@ -246,7 +245,7 @@ def prepare(args: Any, limits: Limits) -> None:
 
 
 def parse_json(flag: str, text: str, example: str = '{"name": 1}') -> dict[str, Any]:
-    """The JSON object that a flag was given; exits with one sentence if it is none."""
+    """The JSON object that a flag was given; exits with one sentence if it is not one."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -459,7 +458,7 @@ trains = False  # whether the run has begun its first step, so that there is som
 
 
 def cannot_be_made(message: str, error: BaseException) -> NoReturn:
-    """Exits with one sentence that begins with the task. A run that trains raises TaskError instead, so it is saved."""
+    """Exits with one sentence that names the task. During training it raises TaskError, so that the run is saved."""
     if trains:
         raise TaskError(message) from error
     fail(f"--env-id {message}")
@@ -540,7 +539,7 @@ def tell_exception(args: Any, kind: type[BaseException], error: BaseException, t
 
 
 def print_task_traceback(error: BaseException | None) -> None:
-    """Prints the traceback of the task's own exception, if a TaskError has one and it is no `sys.exit`."""
+    """Prints the traceback of the task's own exception, if a TaskError has one and it is not a `sys.exit`."""
     cause = task_exception(error) if isinstance(error, TaskError) else None
     if cause is not None and not isinstance(cause, SystemExit):
         traceback.print_exception(cause)
@@ -553,7 +552,7 @@ def check_memory(buffers: Mapping[str, "Buffer"]) -> None:
         columns = [x for buffer in buffers.values() for x in buffer.columns.values() if x.device.type != "cuda"]
         size = sum(x.nbytes for x in columns) / 2**30
         if size > memory:
-            fail(f"--buffer-size takes what fits into memory: {size:,.0f} GiB are asked for, of {memory:,.0f} GiB")
+            fail(f"--buffer-size must fit into memory: it needs {size:,.0f} GiB, and there are {memory:,.0f} GiB")
 
 
 def lacks_memory(error: BaseException | None) -> bool:
@@ -567,7 +566,7 @@ def describe_memory(args: Any, error: BaseException) -> str:
     sizes = ("num_envs", "num_games", "num_steps", "batch_size", "buffer_size", "eval_episodes", "eval_games")
     flags = [flag_of(field.name) for field in fields(args) if field.name in sizes]
     smaller = " or ".join(flags) or "arguments"
-    return f"there is not enough memory, and smaller {smaller} need less: {one_line(error)[:200]}"
+    return f"there is not enough memory; lower {smaller}: {one_line(error)[:200]}"
 
 
 def seed_streams(seed: int, global_step: int) -> int:
@@ -580,7 +579,7 @@ def seed_streams(seed: int, global_step: int) -> int:
 
 
 class Run:
-    """One training run in one folder. Leaving its `with` block saves, closes, uploads and says what to type next."""
+    """One training run in one folder. Leaving its `with` block saves, closes, uploads and prints the next commands."""
 
     def __init__(
         self,
@@ -708,7 +707,7 @@ class Run:
                 self.save_checkpoint(is_finished=False)
                 self.begins_anew = True
         self.check_weights()
-        saved = f"saved in {self.folder}" if self.save(is_finished=False) else "NOT wholly saved: see the warning above"
+        saved = f"saved in {self.folder}" if self.save(is_finished=False) else "saving FAILED: see the warning above"
         release_signals()  # nothing is left to lose
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the end of the `with` block says how to go on
         if stop_signals:  # also one that came while the model was saved
@@ -893,7 +892,7 @@ class Run:
             write_file(path.with_name("checkpoint.next.pt"), to_bytes(facts | {"parts": state, "events": events}))
             self.rename_next()
         except OSError as error:
-            warn(f"no checkpoint at step {self.global_step:,}, and the one before stays: {error}")
+            warn(f"the checkpoint of step {self.global_step:,} was not written, and the last one is kept: {error}")
             return False
         for part in self.parts.values():
             if hasattr(part, "remove_old"):  # a buffer's files
@@ -908,7 +907,7 @@ class Run:
         os.replace(path.with_name("checkpoint.next.pt"), path)
 
     def load_checkpoint(self) -> None:
-        """Loads the newest whole checkpoint into the parts, and cuts off what was logged after it.
+        """Loads the newest valid checkpoint into the parts, and cuts off what was logged after it.
 
         Exits with one sentence if there is none, or if nothing is left to do.
         """
@@ -936,7 +935,7 @@ class Run:
         else:
             reason = "; ".join(damaged.values())
             fail(
-                f"--resume takes a run folder with a whole checkpoint of this script, and {folder} has none ({reason})"
+                f"--resume takes a run folder with a valid checkpoint of this script, and {folder} has none ({reason})"
             )
         step, flag = state["global_step"], f"--total-timesteps {self.args.total_timesteps:,}"
         if state["is_finished"] and step >= self.total_steps:
@@ -947,21 +946,21 @@ class Run:
             before, now = (f"{1 - step / total:.2%}" for total in (state["total_steps"], self.total_steps))
             warn(f"{flag} changes the annealed learning rate here from {before} to {now} of its initial value")
         if damaged:
-            warn(f"going on from {path.name}, because the newer one is damaged ({'; '.join(damaged.values())})")
+            warn(f"resuming from {path.name}, because the newer one is damaged ({'; '.join(damaged.values())})")
         for damaged_path in damaged:
             with suppress(FileNotFoundError):  # else it would become the previous checkpoint
                 damaged_path.replace(damaged_path.with_name(f"{damaged_path.name}.damaged"))
         if path.name == "checkpoint.next.pt":
             self.rename_next()
         if state["versions"] != VERSIONS:
-            warn(f"the run was begun with {state['versions']} and goes on with {VERSIONS}")
+            warn(f"the run started with {state['versions']} and resumes with {VERSIONS}")
         for events in folder.glob("events.*"):
             if events.name in state["events"]:
                 os.truncate(events, min(state["events"][events.name], events.stat().st_size))
             else:
                 events.unlink()
         self.global_step = step
-        print(f"going on from step {step:,}")
+        print(f"resuming from step {step:,}")
 
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -970,7 +969,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 def compiled(function: FunctionT, *example: Any) -> FunctionT:
     """Compiles the function by calling it with example arguments; where that fails, warns and returns it as it is."""
     began, reason = time.perf_counter(), ""
-    duration = "some seconds, or up to two minutes for the first time on a machine"
+    duration = "some seconds, or up to two minutes the first time on a machine"
     print(f"compiling {function.__name__}: {duration}", flush=True)
     try:
         os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "."), exist_ok=True)  # where PyTorch keeps the result
@@ -1095,7 +1094,7 @@ def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "evaluate") -
             raise ValueError("its weights are not finite numbers")
     except Exception as error:  # each kind of damage has its own
         reason = describe_error(error)[:300]
-        fail(f"--{flag} takes a run folder with a whole model.pt of this script, and {folder} has none ({reason})")
+        fail(f"--{flag} takes a run folder with a valid model.pt of this script, and {folder} has none ({reason})")
 
 
 def flatten(parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class SnapshotPool:
         - "uniform": all of these are equally likely, as in ML-Agents.
         - "prioritized": the probability is (1 - u) * priority + u / (number of snapshots) with u = `UNIFORM_SHARE`. The
           priority is proportional to (1 - p)^2, where p is the learner's mean score in its last games against the
-          snapshot and one draw more. This is prioritised fictitious self-play of AlphaStar (Vinyals et al. 2019,
+          snapshot, with a drawn game added. This is prioritised fictitious self-play of AlphaStar (Vinyals et al. 2019,
           https://doi.org/10.1038/s41586-019-1724-z, Methods). The uniform share is our addition. Without it, a beaten
           snapshot is almost never drawn again, so its score stays high even if the learner forgets how to beat it.
 

@@ -5,8 +5,8 @@ agents of a team are rows of one array, actions are numbers (clipped to [-1, 1])
 that ends restarts in the same step. For PettingZoo see https://pettingzoo.farama.org. Its turn-based games are played
 through its own conversion to parallel games.
 
-The outcome rule of PettingZoo games: if agents of all sides were given a number `info["outcome"]` during the game, the
-outcomes decide it (the last one of each side). Otherwise the sides' returns decide it. A side's return is the mean over
+The outcome rule of PettingZoo games: if agents of all sides got a number `info["outcome"]` during the game, the last
+one of each side is its score. Otherwise the side's return is its score. A side's return is the mean over
 its agents of the sum of their rewards. The higher score wins; equal scores are a draw. A side is a team, or several
 teams that have different policies and win and lose together.
 """
@@ -145,8 +145,8 @@ def play_games(
 ) -> np.ndarray:
     """Plays each game from its reset to its first end. Returns the scores (num_games, num_teams).
 
-    `act(team, obs)` gives a team's actions; it is called for each team before each step. Games that end early play on
-    beside the others, and these further games are not counted. A game that does not end in `max_steps` steps
+    `act(team, obs)` gives a team's actions; it is called for each team before each step. A game that ends early
+    restarts, and its further games are not counted. A game that does not end in `max_steps` steps
     is cut, and its scores are the sides' returns so far. A warning says how many were cut.
 
     `frames` receives a picture of game 0 before each step of its first game, and one of its end if the games have the
@@ -630,7 +630,7 @@ class PettingZooGames:
         """Actions of a scripted player; those of "random" are uniform over the legal actions."""
         if name not in self.scripted_by_team[team]:
             known = ", ".join(self.scripted_by_team[team])
-            raise ValueError(f"{name} is no scripted player of this game, which has {known}")
+            raise ValueError(f"{name} is not a scripted player of this game, which has {known}")
         mask, sizes = self.action_masks[team], self.teams[team].branches
         if name != "random":
             return self._own_scripted_actions(name, team)
@@ -696,7 +696,7 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
     members += ["reset", "step", "scripted_actions", "render", "close"]
     missing = [name for name in members if not hasattr(env, name)]
     if missing:
-        raise TypeError(f"a TeamEnv has {', '.join(missing)}, and this {type(env).__name__} has not")
+        raise TypeError(f"a TeamEnv must have {', '.join(missing)}, and {type(env).__name__} does not")
     if env.num_games != num_games:
         raise ValueError(f"num_games is {env.num_games}, and {num_games} were asked for")
     if len(env.teams) < 2 or not all(isinstance(team, Team) for team in env.teams):

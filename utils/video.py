@@ -22,7 +22,7 @@ def write_video(path: Path, frames: Sequence[np.ndarray], fps: float) -> None:
 
 
 def film_strip(frames: Sequence[np.ndarray], count: int = 6, size: int = 200, gap: int = 8) -> np.ndarray:
-    """`count` equally spaced pictures side by side, the first and the last one among them, or all if they are fewer.
+    """`count` equally spaced pictures side by side, with the first and the last one; all of them if there are fewer.
 
     Takes pictures (height, width, 3) uint8 of one size. They are scaled so that the longer side has `size` pixels, and
     are `gap` white pixels apart. Returns one picture of the same kind.

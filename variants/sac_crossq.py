@@ -6,13 +6,13 @@ https://arxiv.org/abs/2509.25174). How it differs from `sac_continuous.py`:
   uses the statistics of the batch only in its own update, and running statistics everywhere else.
 - There is no target network. One pass of the critics goes over (s, a) and (s', a') together, so that both halves are
   normalised by the same statistics (`compute_qf_loss`).
-- The weights of hidden layers keep the norm 1 (`NormalizedNet.project`): their effective step size stays constant.
+- The weights of each hidden unit have norm 1 (`NormalizedNet.project`), so their effective step size stays constant.
 - The critics predict a histogram of the value and minimise a cross-entropy. Rewards are scaled to its range.
 - Adam's beta1 is 0.5, and alpha begins at 0.01. The actor takes one step for every three of the critics.
 
     python variants/sac_crossq.py --env-id Hopper-v5
 
-`docs/sac.md` explains the rest of the file.
+`docs/variants.md` explains these changes, and `docs/sac.md` the rest of the file.
 """
 
 import copy
@@ -36,7 +36,7 @@ from gymnasium.spaces import flatdim
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ stands there
+sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ is there
 from utils.run import Run, compiled, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
 
 # === Arguments ========================================================================================================
@@ -61,14 +61,14 @@ class Args:
     eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
     eval_episodes: int = 10  # episodes of an evaluation
     evaluate: Path | None = None  # do not train: evaluate the model of this run folder
-    checkpoint_freq: int = 20_000  # environment steps between checkpoints (with resets); 0: only first and last
+    checkpoint_freq: int = 20_000  # steps between checkpoints, which reset the environments; 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
 
     # --- environment ---
     env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
     env_kwargs: str = "{}"  # arguments of the task in JSON, such as {"ctrl_cost_weight": 0.2}
     num_envs: int = 1  # parallel environments
-    vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
+    vectorization: Literal["sync", "async", "native"] = "sync"  # sync: in turn; async: processes; native: task's own
 
     # --- algorithm ---
     total_timesteps: int = 1_000_000  # environment steps of the run, over all environments
@@ -78,7 +78,7 @@ class Args:
     updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each
     gamma: float = 0.99  # discount factor
     policy_frequency: int = 3  # at every Nth critic update the actor is updated once
-    renorm_warmup: int = 100_000  # updates of a network with batch normalisation, before renormalisation begins
+    renorm_warmup: int = 100_000  # a network's first updates use batch normalisation, not renormalisation
     policy_lr: float = 5e-4  # learning rate of the actor
     q_lr: float = 5e-4  # learning rate of the critics
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
@@ -127,7 +127,7 @@ def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
-    Actions outside of [-1, 1] are clipped for the task alone. Returns obs, final_obs (num_envs, obs_dim), rewards,
+    The task gets actions clipped to [-1, 1]. Returns obs, final_obs (num_envs, obs_dim), rewards,
     terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next.
     They differ where an episode ended: there the environment was reset, and `obs` begins the next episode.
     """
@@ -147,7 +147,7 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 class RunningMeanStd(nn.Module):
-    """Running mean and variance of a stream of any shape; part of the model, and saved with it.
+    """Running mean and variance of all data seen so far, of any shape; saved with the model.
 
     Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
@@ -446,7 +446,7 @@ def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor
 
 
 def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
-    """Loss of the entropy coefficient: raises the coefficient while the entropy is below its target (eq. 18)."""
+    """Loss of the entropy coefficient: its step raises alpha if the entropy is below the target (eq. 18)."""
     alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
@@ -497,7 +497,7 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
 def compute_actor_gradient(
     agent: Agent, batch: Batch, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
-    """The gradients of the actor and, with --autotune, of alpha; `compute_gradient` gives the critics none."""
+    """The gradients of the actor and, with --autotune, of alpha. The critics' parameters get no gradient here."""
     obs = batch[0]
     actor_loss, log_prob, metrics = compute_actor_loss(agent, agent.normalize(obs), noise)
     gradient = compute_gradient(actor_loss, agent.groups()["policy"])

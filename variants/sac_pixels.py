@@ -1,20 +1,20 @@
 """SAC from pictures: a convolutional encoder in front of policy and critics, for any task that renders.
 
-Random shifts: DrQ (Yarats, Kostrikov and Fergus 2021, https://arxiv.org/abs/2004.13649). The encoder gets no
-gradient of the policy; in DrQ and SAC-AE (Yarats et al. 2021, https://arxiv.org/abs/1910.01741) only its convolutions
-get none. The encoders are those of ML-Agents. How it differs from `sac_continuous.py`:
+Random shifts: DrQ (Yarats, Kostrikov and Fergus 2021, https://arxiv.org/abs/2004.13649). The policy's loss
+gives the encoder no gradient. In DrQ and SAC-AE (Yarats et al. 2021, https://arxiv.org/abs/1910.01741) only the
+convolutions get none. The encoders are those of ML-Agents. How it differs from `sac_continuous.py`:
 - An observation is the last `--frame-stack` pictures (`Pixels`), which the task renders or has as its observations.
 - One encoder turns it into 50 features for the policy and for both critics. It is part of the critics: they train it,
   and it has a target network. The policy's gradient does not reach it.
 - The buffer keeps each picture once, as bytes, and puts the stacks together when it samples.
 - Each stack of a minibatch is shifted by a few random pixels (`shift`).
-- The features of a minibatch are computed once, and both critics and policy use them. So the policy's loss uses
+- The features of a minibatch are computed once, for the critics and for the policy. So the policy's loss uses
   features from before the critics' step. The update is not compiled.
-- Batches of 64 and a buffer of 100,000 pictures, with updates from step 1,000 on. There is no `--norm-obs`.
+- A minibatch has 64 transitions, the buffer 100,000 pictures. Updates begin at step 1,000. There is no `--norm-obs`.
 
     python variants/sac_pixels.py --env-id Pendulum-v1 --grey --total-timesteps 9000
 
-`docs/sac.md` explains the rest of the file.
+`docs/variants.md` explains these changes, and `docs/sac.md` the rest of the file.
 """
 
 import copy
@@ -39,7 +39,7 @@ from gymnasium.spaces import flatdim
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ stands there
+sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ is there
 from utils.run import Run, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
 
 # === Arguments ========================================================================================================
@@ -63,7 +63,7 @@ class Args:
     eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
     eval_episodes: int = 10  # episodes of an evaluation
     evaluate: Path | None = None  # do not train: evaluate the model of this run folder
-    checkpoint_freq: int = 20_000  # environment steps between checkpoints (with resets); 0: only first and last
+    checkpoint_freq: int = 20_000  # steps between checkpoints, which reset the environments; 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
 
     # --- environment ---
@@ -78,10 +78,10 @@ class Args:
 
     # --- algorithm ---
     total_timesteps: int = 1_000_000  # environment steps of the run, over all environments
-    buffer_size: int = 100_000  # pictures in the replay buffer (an episode has one more than it has steps)
+    buffer_size: int = 100_000  # pictures in the replay buffer; an episode of n steps has n + 1 pictures
     batch_size: int = 64  # transitions in a minibatch
     encoder: Literal["simple", "nature", "resnet"] = "simple"  # ML-Agents' convolutions, the fastest one first
-    max_shift: int = 2  # pixels that pictures of a minibatch are shifted by at most, at random; 0: none
+    max_shift: int = 2  # largest random shift of the pictures in a minibatch, in pixels; 0: none
     learning_starts: int = 1_000  # environment steps with uniformly random actions before the first update
     updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each
     gamma: float = 0.99  # discount factor
@@ -184,7 +184,7 @@ def make_env(args: Args, **render: str) -> gym.Env:
     if not is_picture(env.observation_space):
         env.close()
         if "rgb_array" not in env.metadata.get("render_modes", []):
-            raise ValueError("its observations are no pictures, and it has no render mode rgb_array")
+            raise ValueError("its observations are not pictures, and it has no render mode rgb_array")
         env = gym.make(args.env_id, **kwargs | {"render_mode": "rgb_array"})
     return Pixels(env, args)
 
@@ -197,7 +197,7 @@ def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
-    Actions outside of [-1, 1] are clipped for the task alone. Returns obs, final_obs (num_envs, obs_dim), rewards,
+    The task gets actions clipped to [-1, 1]. Returns obs, final_obs (num_envs, obs_dim), rewards,
     terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next.
     They differ where an episode ended: there the environment was reset, and `obs` begins the next episode.
     """
@@ -473,7 +473,7 @@ def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor
 
 
 def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
-    """Loss of the entropy coefficient: raises the coefficient while the entropy is below its target (eq. 18)."""
+    """Loss of the entropy coefficient: its step raises alpha if the entropy is below the target (eq. 18)."""
     alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
@@ -557,7 +557,7 @@ def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
 
 
 def update(agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, num_updates: int) -> Metrics:
-    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` counts the earlier rounds."""
+    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` is the number of earlier rounds."""
     actions = batch[1]
     places = torch.randint(2 * args.max_shift + 1, (2, len(actions), 2), device=actions.device)
     gradient, features, metrics = compute_qf_gradient(agent, batch, places, torch.randn_like(actions), args)

@@ -1,13 +1,13 @@
 """SAC on a Ray cluster: environments on many cores or machines, and one learner.
 
-Losses and update are those of `sac_continuous.py`. How it differs: it is five parts in processes of their own.
+Losses and update are those of `sac_continuous.py`. How it differs: it has five parts, each in its own processes.
 `docs/ray.md` explains the parts, and `docs/sac.md` the rest of the file.
 - Rollout workers step environments. A worker pulls the newest weights when a rollout begins, and sends its transitions
   in one message when it ends. All workers share one estimate of the observation statistics.
 - The replay buffer is in shards. Minibatches are sampled ahead of the learner.
 - The parameter server has the newest weights. Their version is the number of updates.
 - The learner, this process, takes a rollout, makes the updates that `--updates-per-step` allows for these steps, and
-  takes the next. A worker begins a rollout only when its last one was taken. So neither gets ahead.
+  takes the next. A worker begins a rollout when its last one was taken, so it is at most one rollout ahead.
 - The tester evaluates beside the training.
 - Runs are not reproducible: which weights a rollout has depends on timing. `--resume` goes on with weights, optimisers,
   statistics, buffer and counters, but not bit for bit. A checkpoint resets no environment.
@@ -38,7 +38,7 @@ from gymnasium.spaces import flatdim
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ stands there
+sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ is there
 from utils.cluster import Connection, Shards, Totals, cpu_seconds, finished, get, is_restarted, put, start, wait  # noqa: E402
 from utils.run import Run, compiled, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
 
@@ -51,7 +51,7 @@ class Args:
 
     # --- experiment ---
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
-    seed: int = 1  # seed of all random numbers but those of the shards
+    seed: int = 1  # seed of all random numbers except those of the buffer shards
     cuda: bool = True  # use the GPU if there is one
     compile: bool = True  # compile the update: starts some seconds later, and trains faster
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
@@ -71,13 +71,13 @@ class Args:
     env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
     env_kwargs: str = "{}"  # arguments of the task in JSON, such as {"ctrl_cost_weight": 0.2}
     num_envs: int = 1  # parallel environments of each rollout worker
-    vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
+    vectorization: Literal["sync", "async", "native"] = "sync"  # sync: in turn; async: processes; native: task's own
 
     # --- cluster ---
     address: str | None = None  # Ray cluster of which this machine is a node, such as auto; default: this machine alone
     num_workers: int = 2  # rollout workers, each with --num-envs environments
-    rollout_steps: int = 20  # steps of each environment in a rollout, which has one pull of weights and one message
-    worker_cpus: float = 0.0  # cores that Ray reserves for each rollout worker; 0: it spreads them without counting
+    rollout_steps: int = 20  # steps of each environment in a rollout; it pulls weights once and sends one message
+    worker_cpus: float = 0.0  # cores that Ray reserves for each rollout worker; 0: none
     num_buffer_shards: int = 1  # processes that share the replay buffer
 
     # --- algorithm ---
@@ -140,7 +140,7 @@ def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
-    Actions outside of [-1, 1] are clipped for the task alone. Returns obs, final_obs (num_envs, obs_dim), rewards,
+    The task gets actions clipped to [-1, 1]. Returns obs, final_obs (num_envs, obs_dim), rewards,
     terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next.
     They differ where an episode ended: there the environment was reset, and `obs` begins the next episode.
     """
@@ -160,7 +160,7 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 class RunningMeanStd(nn.Module):
-    """Running mean and variance of a stream of any shape; part of the model, and saved with it.
+    """Running mean and variance of all data seen so far, of any shape; saved with the model.
 
     Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
@@ -374,7 +374,7 @@ def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor
 
 
 def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
-    """Loss of the entropy coefficient: raises the coefficient while the entropy is below its target (eq. 18)."""
+    """Loss of the entropy coefficient: its step raises alpha if the entropy is below the target (eq. 18)."""
     alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
@@ -428,7 +428,7 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
 def compute_actor_gradient(
     agent: Agent, batch: Batch, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
-    """The gradients of the actor and, with --autotune, of alpha; `compute_gradient` gives the critics none."""
+    """The gradients of the actor and, with --autotune, of alpha. The critics' parameters get no gradient here."""
     obs = batch[0]
     actor_loss, log_prob, metrics = compute_actor_loss(agent, agent.normalize(obs), noise)
     gradient = compute_gradient(actor_loss, agent.groups()["policy"])
@@ -457,7 +457,7 @@ PLAIN: GradientFns = (compute_qf_gradient, compute_actor_gradient)  # `main` com
 def update(
     agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, num_updates: int, fns: GradientFns = PLAIN
 ) -> Metrics:
-    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` counts the earlier rounds."""
+    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` is the number of earlier rounds."""
     qf_gradient_fn, actor_gradient_fn = fns
     actions = batch[1]
     gradient, metrics = qf_gradient_fn(agent, batch, torch.randn_like(actions), args)

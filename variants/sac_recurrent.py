@@ -2,7 +2,7 @@
 
 Ni et al. 2022, https://arxiv.org/abs/2110.05038; the stored state and the burn-in are of R2D2 (Kapturowski et al. 2019,
 https://openreview.net/forum?id=r1lyTjAqYX). How it differs from `sac_continuous.py`:
-- An LSTM or GRU goes over observation, previous action and previous reward (`Memory`). The actor has one, and both
+- An LSTM or GRU takes observation, previous action and previous reward (`Memory`). The actor has one, and both
   critics share one. The heads take its output and the current input (a skip connection).
 - The buffer keeps the order of the steps and samples sequences. The memory starts anew where an episode begins inside a
   sequence. `--burn-in` steps at a sequence's start only warm up the memories.
@@ -15,7 +15,7 @@ https://openreview.net/forum?id=r1lyTjAqYX). How it differs from `sac_continuous
 
     python variants/sac_recurrent.py --env-id Pendulum-v1 --observe 2 --sequence-length 32 --total-timesteps 12000
 
-`docs/sac.md` explains the rest of the file.
+`docs/variants.md` explains these changes, and `docs/sac.md` the rest of the file.
 """
 
 import copy
@@ -39,7 +39,7 @@ from gymnasium.spaces import flatdim
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ stands there
+sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ is there
 from utils.run import Run, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
 
 # === Arguments ========================================================================================================
@@ -63,7 +63,7 @@ class Args:
     eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
     eval_episodes: int = 10  # episodes of an evaluation
     evaluate: Path | None = None  # do not train: evaluate the model of this run folder
-    checkpoint_freq: int = 20_000  # environment steps between checkpoints (with resets); 0: only first and last
+    checkpoint_freq: int = 20_000  # steps between checkpoints, which reset the environments; 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
 
     # --- environment ---
@@ -71,7 +71,7 @@ class Args:
     env_kwargs: str = "{}"  # arguments of the task in JSON, such as {"ctrl_cost_weight": 0.2}
     observe: str = ""  # indices of the parts of the observation that the agent sees, such as 0,2; default: all
     num_envs: int = 1  # parallel environments
-    vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
+    vectorization: Literal["sync", "async", "native"] = "sync"  # sync: in turn; async: processes; native: task's own
 
     # --- algorithm ---
     total_timesteps: int = 1_000_000  # environment steps of the run, over all environments
@@ -81,7 +81,7 @@ class Args:
     batch_size: int = 16  # sequences in a minibatch
     sequence_length: int = 64  # environment steps of a sequence
     burn_in: int = 0  # first steps of a sequence that only warm up the memories, and are not learned from
-    stored_state: bool = True  # memories begin a sequence with the states that they had in the run; else with zeros
+    stored_state: bool = True  # a sequence begins with the memory states stored while acting; otherwise with zeros
     learning_starts: int = 5_000  # environment steps with uniformly random actions before the first update
     updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each
     gamma: float = 0.99  # discount factor
@@ -155,7 +155,7 @@ def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
-    Actions outside of [-1, 1] are clipped for the task alone. Returns obs, final_obs (num_envs, obs_dim), rewards,
+    The task gets actions clipped to [-1, 1]. Returns obs, final_obs (num_envs, obs_dim), rewards,
     terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next.
     They differ where an episode ended: there the environment was reset, and `obs` begins the next episode.
     """
@@ -175,7 +175,7 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 class RunningMeanStd(nn.Module):
-    """Running mean and variance of a stream of any shape; part of the model, and saved with it.
+    """Running mean and variance of all data seen so far, of any shape; saved with the model.
 
     Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
@@ -462,7 +462,7 @@ def compute_actor_loss(
 
 
 def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
-    """Loss of the entropy coefficient: raises the coefficient while the entropy is below its target (eq. 18)."""
+    """Loss of the entropy coefficient: its step raises alpha if the entropy is below the target (eq. 18)."""
     alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
@@ -556,7 +556,7 @@ def update_target(source: nn.Module, target: nn.Module, tau: float) -> None:
 
 
 def update(agent: Agent, optimizers: dict[str, Adam], batch: Batch, args: Args, num_updates: int) -> Metrics:
-    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` counts the earlier rounds."""
+    """One round of Algorithm 1: critics, actor, alpha, targets; `num_updates` is the number of earlier rounds."""
     actions = batch[1]
     gradient, metrics = compute_qf_gradient(agent, batch, torch.randn_like(actions), args)
     optimizers["q"].step(gradient)

@@ -16,7 +16,7 @@ The streams are those of ML-Agents. How it differs from `sac_continuous.py`:
     python variants/sac_rewards.py --record-demonstrations runs/FOLDER
     python variants/sac_rewards.py --streams gail --demonstrations runs/FOLDER/demonstrations.npz
 
-`docs/sac.md` explains the rest of the file.
+`docs/variants.md` explains these changes, and `docs/sac.md` the rest of the file.
 """
 
 import copy
@@ -40,7 +40,7 @@ from gymnasium.spaces import flatdim
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ stands there
+sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ is there
 from utils.demonstrations import load_demonstrations, record_demonstrations  # noqa: E402
 from utils.run import Run, compiled, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
 
@@ -66,15 +66,15 @@ class Args:
     eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
     eval_episodes: int = 10  # episodes of an evaluation
     evaluate: Path | None = None  # do not train: evaluate the model of this run folder
-    checkpoint_freq: int = 20_000  # environment steps between checkpoints (with resets); 0: only first and last
+    checkpoint_freq: int = 20_000  # steps between checkpoints, which reset the environments; 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
-    record_demonstrations: Path | None = None  # do not train: write demonstrations.npz of the policy of this run folder
+    record_demonstrations: Path | None = None  # do not train: record demonstrations.npz with the policy of this run
 
     # --- environment ---
     env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
     env_kwargs: str = "{}"  # arguments of the task in JSON, such as {"ctrl_cost_weight": 0.2}
     num_envs: int = 1  # parallel environments
-    vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
+    vectorization: Literal["sync", "async", "native"] = "sync"  # sync: in turn; async: processes; native: task's own
 
     # --- algorithm ---
     total_timesteps: int = 1_000_000  # environment steps of the run, over all environments
@@ -84,7 +84,7 @@ class Args:
     updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each
     streams: str = "extrinsic,rnd"  # of extrinsic, curiosity, rnd, gail; each takes :STRENGTH or :STRENGTH:GAMMA
     demonstrations: str = ""  # file that gail imitates, written by --record-demonstrations
-    gamma: float = 0.99  # discount factor of streams that name none
+    gamma: float = 0.99  # discount factor of the streams without a GAMMA of their own
     tau: float = 0.005  # step size of the target networks towards the critics
     policy_frequency: int = 1  # at every Nth critic update the actor is updated N times
     policy_lr: float = 1e-3  # learning rate of the actor
@@ -124,7 +124,7 @@ def parse_streams(args: Args) -> dict[str, tuple[float, float]]:
                 raise ValueError  # the others' returns do not end: without a discount they have no finite value
         except ValueError:
             takes = f"each of {', '.join(STREAMS)} once, with commas; a gamma is below 1, or 1 for extrinsic"
-            fail(f"--streams takes NAME, NAME:STRENGTH or NAME:STRENGTH:GAMMA, {takes}; {word} is none")
+            fail(f"--streams takes NAME, NAME:STRENGTH or NAME:STRENGTH:GAMMA, {takes}; not {word}")
         streams[name] = strength, gamma
     return {"extrinsic": (0.0, args.gamma)} | streams
 
@@ -161,7 +161,7 @@ def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
-    Actions outside of [-1, 1] are clipped for the task alone. Returns obs, final_obs (num_envs, obs_dim), rewards,
+    The task gets actions clipped to [-1, 1]. Returns obs, final_obs (num_envs, obs_dim), rewards,
     terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next.
     They differ where an episode ended: there the environment was reset, and `obs` begins the next episode.
     """
@@ -181,7 +181,7 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 class RunningMeanStd(nn.Module):
-    """Running mean and variance of a stream of any shape; part of the model, and saved with it.
+    """Running mean and variance of all data seen so far, of any shape; saved with the model.
 
     Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
@@ -484,7 +484,7 @@ def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor
 
 
 def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) -> tuple[Tensor, Metrics]:
-    """Loss of the entropy coefficient: raises the coefficient while the entropy is below its target (eq. 18)."""
+    """Loss of the entropy coefficient: its step raises alpha if the entropy is below the target (eq. 18)."""
     alpha_loss = -(agent.log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
     return alpha_loss, {"losses/alpha_loss": alpha_loss}
 
@@ -546,7 +546,7 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
 def compute_actor_gradient(
     agent: Agent, batch: Batch, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
-    """The gradients of the actor and, with --autotune, of alpha; `compute_gradient` gives the critics none."""
+    """The gradients of the actor and, with --autotune, of alpha. The critics' parameters get no gradient here."""
     obs = batch[0]
     actor_loss, log_prob, metrics = compute_actor_loss(agent, agent.normalize(obs), noise)
     gradient = compute_gradient(actor_loss, agent.groups()["policy"])

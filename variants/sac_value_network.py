@@ -8,7 +8,7 @@ first TensorFlow version, of Intel Coach and of ML-Agents. How it differs from `
 
     python variants/sac_value_network.py --env-id HalfCheetah-v5
 
-`docs/sac.md` explains the rest of the file.
+`docs/variants.md` explains these changes, and `docs/sac.md` the rest of the file.
 """
 
 import copy
@@ -32,7 +32,7 @@ from gymnasium.spaces import flatdim
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ stands there
+sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ is there
 from utils.run import Run, compiled, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
 
 # === Arguments ========================================================================================================
@@ -57,14 +57,14 @@ class Args:
     eval_freq: int = 10_000  # environment steps between evaluations of the deterministic policy; 0: only at the end
     eval_episodes: int = 10  # episodes of an evaluation
     evaluate: Path | None = None  # do not train: evaluate the model of this run folder
-    checkpoint_freq: int = 20_000  # environment steps between checkpoints (with resets); 0: only first and last
+    checkpoint_freq: int = 20_000  # steps between checkpoints, which reset the environments; 0: only first and last
     resume: Path | None = None  # continue the run of this folder from its last checkpoint, with its arguments
 
     # --- environment ---
     env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
     env_kwargs: str = "{}"  # arguments of the task in JSON, such as {"ctrl_cost_weight": 0.2}
     num_envs: int = 1  # parallel environments
-    vectorization: Literal["sync", "async", "native"] = "sync"  # one after another, a process each, or the task's own
+    vectorization: Literal["sync", "async", "native"] = "sync"  # sync: in turn; async: processes; native: task's own
 
     # --- algorithm ---
     total_timesteps: int = 1_000_000  # environment steps of the run, over all environments
@@ -123,7 +123,7 @@ def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
-    Actions outside of [-1, 1] are clipped for the task alone. Returns obs, final_obs (num_envs, obs_dim), rewards,
+    The task gets actions clipped to [-1, 1]. Returns obs, final_obs (num_envs, obs_dim), rewards,
     terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next.
     They differ where an episode ended: there the environment was reset, and `obs` begins the next episode.
     """
@@ -143,7 +143,7 @@ def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 class RunningMeanStd(nn.Module):
-    """Running mean and variance of a stream of any shape; part of the model, and saved with it.
+    """Running mean and variance of all data seen so far, of any shape; saved with the model.
 
     Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
     """
@@ -401,7 +401,7 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
 def compute_actor_gradient(
     agent: Agent, batch: Batch, noise: Tensor, args: Args
 ) -> tuple[Tensor, Tensor | None, Metrics]:
-    """The gradients of the actor and, with --autotune, of alpha; `compute_gradient` gives the critics none."""
+    """The gradients of the actor and, with --autotune, of alpha. The critics' parameters get no gradient here."""
     obs = batch[0]
     actor_loss, log_prob, metrics = compute_actor_loss(agent, agent.normalize(obs), noise)
     gradient = compute_gradient(actor_loss, agent.groups()["policy"])
