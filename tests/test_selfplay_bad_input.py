@@ -340,10 +340,8 @@ def test_unknown_opponents(
     assert stderr == "error: --against takes a run folder or one of random, charge, centre, and godzilla is neither\n"
     other = train_selfplay(selfplay, env_id="pursuit", total_timesteps=128)
     stderr = run(selfplay, capsys, "--evaluate", ours, "--against", str(other))
-    assert (
-        stderr
-        == "error: --against takes a run of the same game, and --env-id is sumo in this run and pursuit in the other\n"
-    )
+    other_game = "--env-id is sumo in this run and pursuit in the other"
+    assert stderr == f"error: --against takes a run of the same game, and {other_game}\n"
     discrete = train_selfplay(selfplay, env_kwargs='{"actions": "discrete"}', total_timesteps=128)
     assert "--env-kwargs is {} in this run" in run(selfplay, capsys, "--evaluate", ours, "--against", str(discrete))
 
