@@ -206,7 +206,7 @@ def test_ctrl_c_in_the_final_evaluation(
     assert captured.err == ""
     (folder,) = (tmp_path / "runs").iterdir()
     assert saved_facts(folder) == (512, False)
-    agents, pools, _ = selfplay.load_run(folder, "evaluate")
+    agents, pools, _ = selfplay.load_run(folder, "--evaluate")
     for behavior, pool in pools.items():  # the final policy is in the pool, although no evaluation has come to its end
         weights = agents[behavior].acting_weights()
         assert all(x.equal(pool.latest.weights[name]) for name, x in weights.items())
@@ -227,14 +227,14 @@ def test_a_run_that_was_stopped_is_told(
     """Its newest snapshot is older than its last policy. `--initialize-from` takes the last policy."""
     folder = train_selfplay(selfplay)
     capsys.readouterr()
-    selfplay.load_run(folder, "evaluate")
+    selfplay.load_run(folder, "--evaluate")
     assert capsys.readouterr().err == ""
     saved = torch.load(folder / "model.pt", weights_only=True)
     del saved["sumo_pool"][1:]
     torch.save(saved, folder / "model.pt")
-    selfplay.load_run(folder, "initialize-from")
+    selfplay.load_run(folder, "--initialize-from")
     assert capsys.readouterr().err == ""
-    selfplay.load_run(folder, "evaluate")
+    selfplay.load_run(folder, "--evaluate")
     assert "sumo plays its snapshot of step 0, which is older than its last policy" in capsys.readouterr().err
 
 
@@ -305,7 +305,7 @@ def test_evaluation_prints_what_the_training_printed(
 def test_statistics_are_part_of_the_model(selfplay: ModuleType, train_selfplay: Train) -> None:
     """A loaded policy normalises by what was saved: against the network alone, fed by hand."""
     folder = train_selfplay(selfplay, norm_obs=True, total_timesteps=128)
-    agents, pools, _ = selfplay.load_run(folder, "evaluate")
+    agents, pools, _ = selfplay.load_run(folder, "--evaluate")
     weights = torch.load(folder / "model.pt", weights_only=True)["sumo_agent"]
     obs = np.linspace(-1, 1, 22, dtype=np.float32).reshape(2, 11)
     by_hand = (obs - weights["obs_rms.mean"].numpy()) / np.sqrt(weights["obs_rms.var"].numpy() + 1e-8)

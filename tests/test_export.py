@@ -105,7 +105,7 @@ def compare_games(
 
     With `masks`, further actions are illegal at random.
     """
-    agents, pools, args = script.load_run(folder, "evaluate")
+    agents, pools, args = script.load_run(folder, "--evaluate")
     env, rng = script.make_env(args, 4), np.random.default_rng(3)
     stacks = {behavior: PolicyStack(agent, [pools[behavior].latest.weights]) for behavior, agent in agents.items()}
     obs = env.reset(5)
@@ -168,7 +168,7 @@ def test_illegal_actions_are_never_chosen(
     """Connect four has masks; in sumo actions are made illegal at random."""
     folder = train_selfplay(selfplay, env_id=env_id, env_kwargs=env_kwargs, num_games=4, total_timesteps=64)
     export(folder)
-    agents, *_ = selfplay.load_run(folder, "evaluate")
+    agents, *_ = selfplay.load_run(folder, "--evaluate")
     exported = load(folder / "model.onnx")
     compare_games(selfplay, folder, dict.fromkeys(agents, exported), masks=not has_masks)
 
@@ -178,7 +178,7 @@ def test_pettingzoo_actions_are_in_its_own_units(train_selfplay: Train) -> None:
     script = importlib.import_module("ppo_selfplay")
     folder = train_selfplay(script, **CONTINUOUS_PUSH, num_games=4, total_timesteps=64)
     export(folder)
-    agents, _, args = script.load_run(folder, "evaluate")
+    agents, _, args = script.load_run(folder, "--evaluate")
     env, taken = script.make_env(args, 1), dict[str, np.ndarray]()
     obs, step = env.reset(1), env.envs[0].step
     env.envs[0].step = lambda actions: (taken.update(actions), step(actions))[1]
@@ -346,13 +346,13 @@ def test_bad_folders_are_refused(train: Train, capsys: pytest.CaptureFixture[str
         assert "FOLDER takes a run folder with an args.json that names its script" in refusal(capsys, folder)
     for text in (args.replace('"gamma"', '"gama"'), args.replace('"num_envs": 2', '"num_envs": 0')):
         (folder / "args.json").write_text(text)
-        assert "a run folder with the args.json of this script" in refusal(capsys, folder)
+        assert "FOLDER takes a run folder with the args.json of this script" in refusal(capsys, folder)
     (folder / "args.json").write_text(args)
     state = read_file(folder / "model.pt")
     state["agent"]["actor.log_std"] += np.nan
     for contents in (b"", model[:1000], model.replace(b"actor", b"acter"), to_bytes({"agent": {}}), to_bytes(state)):
         (folder / "model.pt").write_bytes(contents)
-        assert "a run folder with a valid model.pt of this script" in refusal(capsys, folder)
+        assert "FOLDER takes a run folder with a valid model.pt of this script" in refusal(capsys, folder)
     (folder / "model.pt").unlink()
     assert "FileNotFoundError" in refusal(capsys, folder)
     (folder / "model.pt").write_bytes(model)

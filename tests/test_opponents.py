@@ -248,7 +248,7 @@ def test_ratings_of_mixed_opponents() -> None:
 def test_a_run_against_frozen_policies(selfplay: ModuleType, train_selfplay: Train) -> None:
     """All opponents are the last policies of the two runs, half of the games each, and they stay as they are."""
     runs = [train_selfplay(selfplay, seed=seed, total_timesteps=128) for seed in (1, 2)]
-    loaded = [selfplay.load_run(run, "opponents")[1]["sumo"].latest for run in runs]
+    loaded = [selfplay.load_run(run, "--opponents")[1]["sumo"].latest for run in runs]
     flags = {"opponents": [str(run) for run in runs], "policy": "last", "seed": 3}
     rivals = load_rivals(selfplay.Args(**flags), selfplay.load_run, make_team_env("sumo", 1))
     assert rivals is not None
@@ -260,7 +260,7 @@ def test_a_run_against_frozen_policies(selfplay: ModuleType, train_selfplay: Tra
     saved = state["parts"]["matches"]["rivals"]["sumo"]
     assert [snapshot["step"] for snapshot in saved] == [snapshot.step for snapshot in loaded]
     assert all(snapshot["games"] > 0 for snapshot in saved)
-    own = selfplay.load_run(folder, "evaluate")[1]["sumo"].snapshots
+    own = selfplay.load_run(folder, "--evaluate")[1]["sumo"].snapshots
     assert len(own) > 3
     assert {snapshot.games for snapshot in own} == {0}  # none of them has played
     for snapshot, other in zip(saved, loaded, strict=True):
@@ -292,15 +292,15 @@ def test_a_run_begins_with_saved_weights(selfplay: ModuleType, env_id: str, trai
     idle = {"learning_rate": 0.0} if selfplay is ppo_selfplay else {"learning_starts": 10_000}
     flags: dict[str, Any] = {"env_id": env_id, "norm_obs": True, "seed": 2, "window": 99}
     other = train_selfplay(selfplay, **flags, **idle, initialize_from=str(one))
-    agents = [selfplay.load_run(folder, "evaluate")[0] for folder in (one, other)]
-    first = {behavior: pool.snapshots[0] for behavior, pool in selfplay.load_run(other, "evaluate")[1].items()}
+    agents = [selfplay.load_run(folder, "--evaluate")[0] for folder in (one, other)]
+    first = {behavior: pool.snapshots[0] for behavior, pool in selfplay.load_run(other, "--evaluate")[1].items()}
     for behavior, agent in agents[0].items():
         expected, found = agent.state_dict(), agents[1][behavior].state_dict()
         learned = [name for name in expected if "rms" not in name]  # the statistics go on
         assert all(torch.equal(expected[name], found[name]) for name in learned)
         acting = agent.acting_weights()
         assert all(torch.equal(value, first[behavior].weights[name]) for name, value in acting.items())
-    assert selfplay.load_run(other, "evaluate")[2].initialize_from == str(one)
+    assert selfplay.load_run(other, "--evaluate")[2].initialize_from == str(one)
     assert parse_args(selfplay.Args, ["--evaluate", str(other)]).initialize_from is None
 
 
@@ -308,7 +308,7 @@ def test_a_fixed_alpha_is_that_of_the_flag(train_selfplay: Train) -> None:
     """With --no-autotune nothing else sets it, so it is not taken from the saved run."""
     one = train_selfplay(sac_selfplay)
     other = train_selfplay(sac_selfplay, seed=2, autotune=False, alpha=0.5, initialize_from=str(one))
-    (agent,) = sac_selfplay.load_run(other, "evaluate")[0].values()
+    (agent,) = sac_selfplay.load_run(other, "--evaluate")[0].values()
     assert agent.log_alpha.exp().item() == pytest.approx(0.5)
 
 

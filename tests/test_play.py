@@ -92,7 +92,7 @@ def test_a_game_of_sumo(
 ) -> None:
     """Two games: out to the left as red, after Tab to the right as blue; the policy plays as in an evaluation."""
     folder = train_selfplay(selfplay, total_timesteps=128)
-    agents, pools, _ = selfplay.load_run(folder, "evaluate")
+    agents, pools, _ = selfplay.load_run(folder, "--evaluate")
     actions.clear()
 
     def keys() -> Keys:

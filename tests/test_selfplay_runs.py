@@ -225,7 +225,7 @@ def test_each_snapshot_acts_as_it_did_in_training(
         play_against_latest_model_ratio=0.2,
         norm_obs=True,
     )
-    agents, _, args = selfplay.load_run(folder, "evaluate")
+    agents, _, args = selfplay.load_run(folder, "--evaluate")
     agent, checked, wrong = agents["sumo"], set(), 0
     snapshots = {snapshot["uid"]: snapshot["weights"] for snapshot in load(folder)["snapshots"]["sumo"]}
     for state, uids, obs, masks, chosen in records[::5]:
@@ -369,7 +369,7 @@ def test_stopped_by_a_signal(tmp_path: Path, name: str, signum: int, status: int
     assert "Traceback" not in stderr
     assert "stopped by signal" in stdout
     (folder,) = (tmp_path / "runs").iterdir()
-    agents, pools, _ = script.load_run(folder, "evaluate")
+    agents, pools, _ = script.load_run(folder, "--evaluate")
     assert agents.keys() == pools.keys() == {"sumo"}
 
 
@@ -954,7 +954,7 @@ def test_average_policy_is_the_equilibrium(
         "ent_coef": 0.2,
     }
     folder = train_selfplay(ppo_selfplay, seed=seed, **pool, **plain, **step)
-    agents, pools, _ = ppo_selfplay.load_run(folder, "evaluate")
+    agents, pools, _ = ppo_selfplay.load_run(folder, "--evaluate")
     policies = []
     for snapshot in pools["player"].snapshots:
         agents["player"].load_state_dict(dict(snapshot.weights), strict=False)

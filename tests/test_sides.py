@@ -376,7 +376,7 @@ def test_a_run_of_several_behaviors(
         assert f"selfplay/rating_{behavior}" in curves
     assert {tag for tag in curves if tag.startswith("eval/")} == {f"eval/{side}_score_vs_random" for side in sides}
     assert {value for _, value in curves["charts/learner"]} == set(map(float, range(len(behaviors))))
-    assert list(selfplay.load_run(folder, "evaluate")[0]) == behaviors
+    assert list(selfplay.load_run(folder, "--evaluate")[0]) == behaviors
     rows = (folder / "cross_play.csv").read_text()
     assert "step " in rows
     assert len(list((folder / "videos").glob("*.mp4"))) == (1 if agents is None else 0)

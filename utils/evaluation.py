@@ -144,7 +144,7 @@ def load_policies(
     folder: Path,
     flag: str,
 ) -> tuple[dict[str, AgentT], dict[str, SnapshotPool], ArgsT]:
-    """Agents, pools and arguments of a saved run; exits with one sentence that names the flag.
+    """Agents, pools and arguments of a saved run; exits with one sentence that begins with `flag`.
 
     `make_env(args, num_games)` makes games, and `make_agent(team, args)` makes the agent of a behaviour.
     """
@@ -155,7 +155,7 @@ def load_policies(
     rule = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng()
     pools = {behavior: SnapshotPool(*rule) for behavior in agents}
     load_model(folder, {"agent": agents, "pool": pools}, flag)
-    for behavior, pool in pools.items() if flag != "initialize-from" else ():  # which takes the agents' weights
+    for behavior, pool in pools.items() if flag != "--initialize-from" else ():  # which takes the agents' weights
         weights: dict[str, Tensor] = agents[behavior].acting_weights()
         if not all(x.equal(pool.latest.weights[name]) for name, x in weights.items()):
             plays = f"{behavior} plays its snapshot of step {pool.latest.step:,}, which is older than its last policy"
@@ -173,7 +173,7 @@ def evaluate_run(
     `make_env(args, num_games, render)` makes games, `load_run(folder, flag)` gives the agents, pools and arguments of a
     saved run, and `train(args)` trains and returns the run folder.
     """
-    agents, pools, _ = load_run(args.evaluate, "evaluate")
+    agents, pools, _ = load_run(args.evaluate, "--evaluate")
     make_games = partial(make_env, args)
     env = make_games(1)
     groups, scripted = player_behaviors(env), scripted_players(env)
@@ -186,7 +186,7 @@ def evaluate_run(
         fail("--initialize-from takes a run that trains, or --exploitability")
     if args.exploitability:
         response = train_response(args, train)
-        players = load_players(response, load_run(response, "evaluate")[1], groups, "last", "response")
+        players = load_players(response, load_run(response, "--evaluate")[1], groups, "last", "response")
         names = str(response), str(args.evaluate)
         return score_pairs(args, make_games, agents, players, own, *names, deterministic=False)
     if args.against is None:
@@ -259,7 +259,7 @@ def check_same_game(args: Any, other: Any, flag: str) -> None:
     name = find_difference(vars(args), vars(other))
     if name is not None:
         own = f"{flag_of(name)} is {getattr(args, name)} in this run and {getattr(other, name)} in the other"
-        fail(f"--{flag} takes a run of the same game, and {own}")
+        fail(f"{flag} takes a run of the same game, and {own}")
 
 
 def load_opponent(
@@ -268,8 +268,8 @@ def load_opponent(
     """The policies of the run folder that --against names; exits with one sentence if it is not of the same game."""
     if not Path(args.against).is_dir():
         fail(f"--against takes a run folder or one of {', '.join(scripted)}, and {args.against} is neither")
-    _, pools, other = load_run(Path(args.against), "against")
-    check_same_game(args, other, "against")
+    _, pools, other = load_run(Path(args.against), "--against")
+    check_same_game(args, other, "--against")
     return load_players(Path(args.against), pools, groups, "last", "against")
 
 
@@ -279,8 +279,8 @@ def initialize(agents: Mapping[str, Any], args: Any, load_run: Callable[[Path, s
     Optimisers begin anew. A run that is resumed has its own weights.
     """
     if args.initialize_from is not None and args.resume is None:
-        others, _, other_args = load_run(Path(args.initialize_from), "initialize-from")
-        check_same_game(args, other_args, "initialize-from")
+        others, _, other_args = load_run(Path(args.initialize_from), "--initialize-from")
+        check_same_game(args, other_args, "--initialize-from")
         for behavior, agent in agents.items():
             fixed = {} if getattr(args, "autotune", True) else {"log_alpha": agent.state_dict()["log_alpha"]}  # --alpha
             agent.load_state_dict(others[behavior].state_dict() | fixed)
@@ -297,8 +297,8 @@ def load_rivals(args: Any, load_run: Callable[[Path, str], Any], env: TeamEnv) -
     sides = {behavior: group for group in reversed(player_behaviors(env)) for behavior in group}
     shares: dict[str, list[tuple[Snapshot, float]]] = {}
     for folder in args.opponents:
-        _, pools, other = load_run(Path(folder), "opponents")
-        check_same_game(args, other, "opponents")
+        _, pools, other = load_run(Path(folder), "--opponents")
+        check_same_game(args, other, "--opponents")
         for behavior in pools:
             mixture = read_mixture(Path(folder), pools, sides[behavior], args.policy)
             own = [(lineup[sides[behavior].index(behavior)], share) for lineup, share in mixture]

@@ -177,13 +177,13 @@ class PolicyOfPictures(Policy):
 
 
 def load_single(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy]]:
-    """The arguments and the policy of a run of a single agent; exits with one sentence as --evaluate does."""
-    args = script.Args(**read_args(script.Args, folder, "evaluate", script.LIMITS))
+    """The arguments and the policy of a run of a single agent; exits with one sentence if there is none."""
+    args = script.Args(**read_args(script.Args, folder, "FOLDER", script.LIMITS))
     if hasattr(script, "Pixels"):
         draw_without_a_screen()
     envs = script.make_envs(args if args.vectorization == "native" else replace(args, vectorization="sync"), 1)
     agent = script.Agent(envs, args)
-    load_model(folder, {"agent": agent})
+    load_model(folder, {"agent": agent}, "FOLDER")
     envs.close()
     space = envs.single_action_space
     if hasattr(script, "Pixels"):
@@ -194,10 +194,10 @@ def load_single(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy
 
 
 def load_selfplay(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy]]:
-    """The arguments and the policies of a self-play run, by behaviour; exits with one sentence as --evaluate does."""
+    """The arguments and the policies of a self-play run, by behaviour; exits with one sentence if there is none."""
     from utils.team_env import PettingZooGames  # needs pettingzoo
 
-    agents, pools, args = script.load_run(folder, "evaluate")
+    agents, pools, args = script.load_run(folder, "FOLDER")
     env, policies = script.make_env(args, 1), {}
     for behavior, agent in agents.items():
         agent.load_state_dict(pools[behavior].latest.weights, strict=False)  # older, if the run was stopped

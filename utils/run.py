@@ -129,7 +129,7 @@ def parse_args(cls: type[ArgsT], argv: Sequence[str] | None = None) -> ArgsT:
     flag, folder = ("resume", args.resume) if args.resume is not None else ("evaluate", args.evaluate)
     if folder is None:
         return args
-    saved = read_args(cls, folder, flag)
+    saved = read_args(cls, folder, flag_of(flag))
     changes: dict[str, Any] = {flag: folder} | (OFF_IN_EVALUATION if flag == "evaluate" else {})
     saved |= {name: value for name, value in changes.items() if hasattr(args, name)}
     run_args = cls(**saved)
@@ -144,14 +144,15 @@ def parse_args(cls: type[ArgsT], argv: Sequence[str] | None = None) -> ArgsT:
 def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) -> dict[str, Any]:
     """Reads the arguments in a run folder's args.json, and checks their names and types, and their limits if given.
 
+    Exits with one sentence, which begins with `flag`, if they are missing or wrong.
     Flags that an older version did not have get their defaults, with a warning.
     """
-    takes = f"--{flag} takes a run folder with the args.json of this script, and {folder} has none"
+    takes = f"{flag} takes a run folder with the args.json of this script, and {folder} has none"
     try:
         saved = json.loads((folder / "args.json").read_text())
         script, own = saved.pop("script", None), script_of(cls).name
         if script not in (None, own):
-            fail(f"--{flag} takes a run of {own}, and {folder} is a run of {script}")
+            fail(f"{flag} takes a run of {own}, and {folder} is a run of {script}")
         names = [field.name for field in fields(cls)]
         for name, hint in get_type_hints(cls).items():
             if get_origin(hint) is tuple and isinstance(saved.get(name), list):  # JSON has no tuples
@@ -1084,8 +1085,8 @@ def read_file(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "evaluate") -> None:
-    """Loads the parts of a run's model.pt; exits with one sentence if it is missing, damaged or of other networks."""
+def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "--evaluate") -> None:
+    """Loads the parts of a run's model.pt; exits with one sentence, which begins with `flag`."""
     try:
         state = read_file(folder / "model.pt")
         for name, part in flatten(parts).items():
@@ -1094,7 +1095,7 @@ def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "evaluate") -
             raise ValueError("its weights are not finite numbers")
     except Exception as error:  # each kind of damage has its own
         reason = describe_error(error)[:300]
-        fail(f"--{flag} takes a run folder with a valid model.pt of this script, and {folder} has none ({reason})")
+        fail(f"{flag} takes a run folder with a valid model.pt of this script, and {folder} has none ({reason})")
 
 
 def flatten(parts: Mapping[str, Any]) -> dict[str, Any]:
