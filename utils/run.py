@@ -1086,7 +1086,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "--evaluate") -> None:
-    """Loads the parts of a run's model.pt; exits with one sentence, which begins with `flag`."""
+    """Loads the parts of a run's model.pt; exits with one sentence, which begins with `flag`, if that fails."""
     try:
         state = read_file(folder / "model.pt")
         for name, part in flatten(parts).items():
