@@ -36,7 +36,7 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 except ModuleNotFoundError as error:
     raise missing_package("benchmark.report", error) from error
 
@@ -69,6 +69,9 @@ def make_look(groups: Groups, labels: Sequence[str] = (), smooth: int = 1) -> Lo
         unknown = ", ".join(sorted(set(given) - names))
         fail(f"--labels takes experiments of these runs ({', '.join(sorted(names))}), not {unknown}")
     order = [*given, *sorted(names - set(given))]
+    shown = [given.get(name, name) for name in order]
+    if doubled := [label for label in shown if shown.count(label) > 1]:
+        fail(f"--labels takes a label of its own for each experiment, and {doubled[0]} is there twice")
     styles = {
         name: {"color": COLORS[i % len(COLORS)], "linestyle": LINES[i // len(COLORS) % len(LINES)]}
         for i, name in enumerate(order)
@@ -126,6 +129,13 @@ def draw_curve(axes: Axes, group: list[Run], key: str, look: Look, over_time: bo
             axes.fill_between(x, *student_interval(values), color=style["color"], alpha=0.15, linewidth=0)
 
 
+def in_reach(rows: Sequence[dict[str, str]], last: float) -> list[dict[str, str]]:
+    """The rows of published curves up to the first step that is not below the last one of our runs."""
+    steps = [int(row["env_steps"]) for row in rows]
+    end = min((step for step in steps if step >= last), default=last)
+    return [row for row, step in zip(rows, steps, strict=True) if step <= end]
+
+
 def limit(axes: Axes, values: Sequence[np.ndarray], has_origin: bool) -> None:
     """Axes from the runs' least to their greatest value: a wide band does not press the curves together."""
     all_values = np.concatenate([*values, [0.0] * has_origin])
@@ -140,6 +150,11 @@ def is_cut(axes: Axes) -> bool:
     low, high = axes.get_ylim()
     paths = [path for band in axes.collections if isinstance(band, PolyCollection) for path in band.get_paths()]
     return any(np.nanmin(y) < low or np.nanmax(y) > high for y in (np.asarray(path.vertices)[:, 1] for path in paths))
+
+
+def together(scales: Scales) -> str:
+    """The title of a panel of pooled tasks."""
+    return f"{len(scales)} tasks together" if len(scales) > 1 else f"{next(iter(scales))}, normalised"
 
 
 def draw_pooled(axes: Axes, groups: Groups, scales: Scales, look: Look, over_time: bool) -> None:
@@ -162,11 +177,17 @@ def draw_pooled(axes: Axes, groups: Groups, scales: Scales, look: Look, over_tim
         if min(values.shape[-1] for values in strata) > 1:
             band = bootstrap_interval(interquartile_mean, strata, resamples=1000)
             axes.fill_between(x, *band, color=style["color"], alpha=0.15, linewidth=0)
-    axes.set(title=f"{len(scales)} tasks together", ylabel="normalised IQM, band: 95% bootstrap")
+    axes.set(title=together(scales), ylabel="normalised IQM, band: 95% bootstrap")
     axes.set_xlabel("minutes of training" if over_time else "share of the steps")
     axes.update_datalim([(0.0, 0.0)])
     axes.autoscale_view()
     axes.set_xlim(left=0)
+
+
+def published_error(row: dict[str, str]) -> float:
+    """Half of the interval of a published mean, if its standard deviation and the number of seeds are known, or 0."""
+    has_interval = row["std"] and int(row["seeds"]) > 1
+    return float(student_half(float(row["std"]), int(row["seeds"]))) if has_interval else 0.0
 
 
 def draw_published(axes: Axes, task: str, rows: list[dict[str, str]]) -> None:
@@ -183,17 +204,13 @@ def draw_published(axes: Axes, task: str, rows: list[dict[str, str]]) -> None:
             continue
         i, first = algorithms.index(algorithm), curve[0]
         x, y = ([float(row[column]) for row in curve] for column in ("env_steps", "mean"))
-        errors = None
-        if all(
-            row["std"] and int(row["seeds"]) > 1 for row in curve
-        ):  # a sample with this mean and deviation has the interval
-            errors = [student_half(float(row["std"]), int(row["seeds"])) for row in curve]
+        errors = [published_error(row) for row in curve]
         label = f"published: {algorithm} ({first['source']}, {first['env_version']}, {first['seeds']} seeds)"
         gray = f"{0.25 + 0.5 * i / max(1, len(algorithms) - 1):.2f}"
         axes.errorbar(
             x,
             y,
-            errors,
+            errors if all(errors) else None,
             color=gray,
             marker="sovD^X"[i % 6],
             markersize=4,
@@ -221,7 +238,8 @@ def add_legend(figure: Figure, look: Look, title: str) -> None:
     }
     order = list(look.labels.values())
     labels = sorted(handles, key=lambda label: (order.index(label) if label in order else len(order), label))
-    columns = max(1, min(len(labels), int(figure.get_figwidth() // 3)))
+    inches = 0.6 + 0.08 * max(map(len, labels))  # of one label with its line
+    columns = max(1, min(len(labels), int(figure.get_figwidth() / inches)))
     figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=columns, title=title)
 
 
@@ -246,11 +264,15 @@ def draw(
     for axes, ((env_id, panel_key), curves) in zip(grid, panels.items(), strict=False):
         task = env_id.rpartition("-v")[0]
         behind = [row for row in published if row["env"] == task] if panel_key == RETURN and not over_time else []
+        ends = [run.curves[key][-1, 0] for exp_name, key in curves for run in groups[env_id, exp_name]]
+        behind = in_reach(behind, max(ends))
         draw_published(axes, task, behind)
         for exp_name, key in curves:
             draw_curve(axes, groups[env_id, exp_name], key, look, over_time)
         values = [run.curves[key][:, 2] for exp_name, key in curves for run in groups[env_id, exp_name]]
-        limit(axes, [*values, np.array([float(row["mean"]) for row in behind])], panel_key == RETURN)
+        for row in behind:
+            values.append(float(row["mean"]) + published_error(row) * np.array([-1.0, 1.0]))
+        limit(axes, values, panel_key == RETURN)
         axes.set_title(env_id if panel_key == RETURN else f"{env_id}: {describe_key(panel_key)}")
         axes.set_xlabel("minutes of training" if over_time else "environment steps")
         if not over_time:
@@ -288,7 +310,8 @@ def draw_intervals(groups: Groups, scales: Scales, look: Look) -> Figure:
     panels = list(
         dict.fromkeys((env_id, key) for (env_id, _), group in groups.items() for key in shared_keys(group, "eval/"))
     )
-    figure, grid = grid_of(len(panels) + bool(scales), height=0.8 + 0.35 * len(look.labels))
+    width = 4.0 + 0.08 * max(map(len, look.labels.values()))
+    figure, grid = grid_of(len(panels) + bool(scales), width, height=0.8 + 0.35 * len(look.labels))
     for axes, (env_id, key) in zip(grid, panels, strict=False):
         rows = []
         for name, label in look.labels.items():
@@ -300,6 +323,7 @@ def draw_intervals(groups: Groups, scales: Scales, look: Look) -> Figure:
         axes.set(
             title=env_id if key == RETURN else f"{env_id}: {describe_key(key)}", xlabel="mean, 95% Student's t interval"
         )
+        axes.xaxis.set_major_locator(MaxNLocator(5))
     if scales:
         strata = normalised(groups, scales)
         rows = []
@@ -308,7 +332,7 @@ def draw_intervals(groups: Groups, scales: Scales, look: Look) -> Figure:
             iqm = float(interquartile_mean(np.concatenate(strata[name])))
             rows.append((look.labels[name], look.styles[name]["color"], iqm, ends))
         draw_estimates(grid[-1], rows)
-        grid[-1].set(title=f"{len(scales)} tasks together", xlabel="normalised IQM, 95% stratified bootstrap")
+        grid[-1].set(title=together(scales), xlabel="normalised IQM, 95% stratified bootstrap")
     return figure
 
 
@@ -330,7 +354,7 @@ def draw_profiles(groups: Groups, scales: Scales, look: Look) -> Figure:
         if min(map(len, strata)) > 1:
             band = bootstrap_interval(profile, strata, resamples=2000)
             axes.fill_between(thresholds, *band, color=look.styles[name]["color"], alpha=0.15, linewidth=0)
-    axes.set(title=f"{len(scales)} tasks together", xlabel="normalised score", ylabel="share of the runs above it")
+    axes.set(title=together(scales), xlabel="normalised score", ylabel="share of the runs above it")
     axes.set(xlim=(0, thresholds[-1]), ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     add_legend(figure, look, "band: 95% stratified bootstrap")
@@ -341,11 +365,11 @@ def draw_improvement(groups: Groups, reference: str | None, look: Look) -> Figur
     """Probabilities of improvement, both directions of each pair below each other."""
     rows = []
     for ours, theirs, x, y in improvement_pairs(groups, reference):
-        for a, b, first, second in ((ours, theirs, x, y), (theirs, ours, y, x)):
-            probability, *ends = probability_of_improvement(first, second)
-            several = min(map(len, x + y)) > 1
+        p, low, high = probability_of_improvement(x, y)
+        several = min(map(len, x + y)) > 1
+        for a, b, own, ends in ((ours, theirs, p, (low, high)), (theirs, ours, 1.0 - p, (1.0 - high, 1.0 - low))):
             name = f"{look.labels[a]} beats {look.labels[b]}"
-            rows.append((name, look.styles[a]["color"], probability, (ends[0], ends[1]) if several else None))
+            rows.append((name, look.styles[a]["color"], own, ends if several else None))
     figure = Figure(figsize=(8.0, 1.4 + 0.3 * len(rows)), layout="constrained")
     axes = figure.subplots()
     draw_estimates(axes, rows)

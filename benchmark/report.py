@@ -1,9 +1,9 @@
 """Tables and figures of runs, from their TensorBoard files, on one page.
 
-    python -m benchmark.report sweeps/ppo_continuous/runs/* --output benchmark/results/my_study
-    python -m benchmark.report sweeps/*/runs/* --output benchmark/results/both --normalize-by sac_continuous
+    python -m benchmark.report sweeps/ppo_continuous --output benchmark/results/my_study
+    python -m benchmark.report sweeps/* --output benchmark/results/both --normalize-by sac_continuous
     python -m benchmark.report benchmark/results/ppo --output benchmark/results/ppo --formats png pdf
-    python -m benchmark.report sweeps/sac/runs/* --output results/sac --published benchmark/published_curves.csv
+    python -m benchmark.report sweeps/sac --output results/sac --published benchmark/published_curves.csv
 
 Prints the report and writes a folder: README.md (the report stands between two marker lines; text outside of them is
 kept), scores.csv (a row for each run and score), curves.csv (the points behind the curves) and figures: steps, time
@@ -65,7 +65,9 @@ from benchmark.statistics import (
 
 PUBLISHED = Path(__file__).parent / "published_returns.csv"
 SCORES = ["task", "experiment", "seed", "key", "step", "seconds", "value"]  # then what is known of the run
-FACTS = ["budget", "state", "device", "commit", "sources", "command", "folder", "env_kwargs"]
+FACTS = ["budget", "state", "device", "commit", "sources", "command", "folder", "env_kwargs", "threads", "versions"]
+ENDINGS = ("png", "pdf", "svg")
+FIGURES = ("steps", "time", "intervals", "improvement", "profiles")
 BEGIN, END = "<!-- report -->", "<!-- end of report -->"
 
 
@@ -74,7 +76,7 @@ class Args:
     """Tables and figures of runs, on one page."""
 
     runs: Annotated[tyro.conf.Positional[list[Path]], tyro.conf.arg(metavar="RUNS", help_behavior_hint="")]
-    """run folders, or folders that an earlier report wrote"""
+    """folders of runs, of sweeps, or that an earlier report wrote"""
     output: Path = Path("benchmark/results/report")
     """folder of the page, the tables and the figures"""
     normalize_by: str | None = None
@@ -116,10 +118,12 @@ def describe_iqm(strata: list[np.ndarray], minus: list[np.ndarray] | None = None
     return describe_interval(values[0] - sum(values[1:]), ends)
 
 
-def describe_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> str:
-    """The probability that a run of x beats one of y, with its interval."""
-    probability, *ends = probability_of_improvement(x, y)
-    return describe_interval(probability, (ends[0], ends[1]) if min(map(len, [*x, *y])) > 1 else None)
+def describe_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> list[str]:
+    """The probability that a run of x beats one of y, and the reverse, with their intervals."""
+    p, low, high = probability_of_improvement(x, y)
+    both = (p, (low, high)), (1.0 - p, (1.0 - high, 1.0 - low))
+    has_interval = min(map(len, [*x, *y])) > 1
+    return [describe_interval(own, ends if has_interval else None) for own, ends in both]
 
 
 def describe_seeds(group: list[Run]) -> str:
@@ -127,6 +131,12 @@ def describe_seeds(group: list[Run]) -> str:
     seeds = sorted({run.seed for run in group})
     is_range = len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1
     return f"{seeds[0]} to {seeds[-1]}" if is_range else ", ".join(map(str, seeds))
+
+
+def describe_steps(group: list[Run]) -> str:
+    """1,000, or 900 to 1,000 if they differ."""
+    steps = sorted({last_step([run]) for run in group})
+    return " to ".join(f"{x:,}" for x in dict.fromkeys((steps[0], steps[-1])))
 
 
 def describe_collapses(group: list[Run], key: str) -> str:
@@ -156,7 +166,7 @@ def score_table(groups: Groups, unfinished: Groups) -> str:
         for key in shared_keys(group, "eval/"):
             scores = final_scores(group, key)
             iqm = describe_number(float(interquartile_mean(scores)))
-            counts = [", ".join([str(len(group)), *missing]), f"{last_step(group):,}"]
+            counts = [", ".join([str(len(group)), *missing]), describe_steps(group)]
             rows.append([*name, describe_key(key), *counts, describe_mean(scores), iqm, describe_collapses(group, key)])
     if not any(row[-1] for row in rows[1:]):
         return table(*[row[:-1] for row in rows])
@@ -179,7 +189,8 @@ def pooled_table(groups: Groups, scales: Scales, reference: str) -> str:
         f"{env_id} from {describe_number(low)} to {describe_number(high)}" for env_id, (low, high) in scales.items()
     ]
     scale = f"The scale is 0 for the random policy and 1 for the IQM of {reference}'s final policies"
-    return f"{table(*rows)}\n\n{scale}: {'; '.join(ends_text)}. The interval is a stratified bootstrap.{weights}"
+    noise = "The interval is a stratified bootstrap. It does not contain the noise of the scale."
+    return f"{table(*rows)}\n\n{scale}: {'; '.join(ends_text)}. {noise}{weights}"
 
 
 def improvement_table(groups: Groups, reference: str | None) -> str:
@@ -192,31 +203,49 @@ def improvement_table(groups: Groups, reference: str | None) -> str:
         name: f"{name} ({' to '.join(f'{x:,}' for x in sorted({min(s), max(s)}))} steps)" for name, s in steps.items()
     }
     for ours, theirs, x, y in improvement_pairs(groups, reference):
-        rows.append(
-            [budgets[ours], budgets[theirs], str(len(x)), describe_improvement(x, y), describe_improvement(y, x)]
-        )
+        rows.append([budgets[ours], budgets[theirs], str(len(x)), *describe_improvement(x, y)])
     return table(*rows) if len(rows) > 1 else ""
 
 
 def command_table(groups: Groups) -> str:
-    """The commands, seeds, devices and commits of each experiment; empty if no command is known."""
-    rows: dict[tuple[str, str], list[Run]] = defaultdict(list)
-    for (_, exp_name), group in groups.items():
+    """The commands, tasks, seeds, devices and commits of each experiment; empty if no command is known."""
+    by_task: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
+    for (env_id, exp_name), group in groups.items():
         for run in group:
-            command = re.sub(
-                r"--seed \S+",
-                "--seed SEED",
-                run.command.replace(f"--env-id {shlex.quote(run.env_id)}", "--env-id TASK"),
-            )
-            rows[exp_name, command].append(run)
+            command = run.command.replace(f"--env-id {shlex.quote(run.env_id)}", "--env-id TASK")
+            by_task[exp_name, re.sub(r"--seed \S+", "--seed SEED", command), env_id].append(run)
+    rows: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
+    for (exp_name, command, _), runs in by_task.items():
+        rows[exp_name, command, describe_seeds(runs)] += runs
     body = []
-    for (exp_name, command), runs in rows.items():
+    for (exp_name, command, seeds), runs in rows.items():
         commits = dict.fromkeys(commit for run in runs for commit in (run.commit or "unknown").split(", "))
         devices = dict.fromkeys(run.device or "unknown" for run in runs)
+        tasks = dict.fromkeys(run.env_id for run in runs)
         shown = f"`{command}`".replace("|", "\\|") if command else "unknown"
-        body.append([exp_name, shown, describe_seeds(runs), ", ".join(devices), ", ".join(commits)])
-    header = ["experiment", "command", "seeds", "device", "commit"]
-    return table(header, *body) if any(command for _, command in rows) else ""
+        body.append([exp_name, shown, ", ".join(tasks), seeds, ", ".join(devices), ", ".join(commits)])
+    header = ["experiment", "command", "tasks", "seeds", "device", "commit"]
+    return table(header, *body) if any(command for _, command, _ in rows) else ""
+
+
+def origin_notes(groups: Groups, args: Args) -> list[str]:
+    """What else a reader needs to repeat the page: threads, versions, labels, and the command of the report."""
+    runs = [run for group in groups.values() for run in group]
+    threads, versions = ({getattr(run, name) for run in runs} for name in ("threads", "versions"))
+    notes = []
+    if len(threads) == len(versions) == 1 and all(threads | versions):  # else the notes tell of a mixture
+        notes.append(f"Threads of a run (OMP_NUM_THREADS): {min(threads)}. Versions: {min(versions)}.")
+    if args.labels:
+        notes.append(f"Names in the figures: {'; '.join(label.replace('=', ' is ', 1) for label in args.labels)}.")
+    flags = [("normalize-by", args.normalize_by), ("published", args.published and args.published.name)]
+    words = [word for name, value in flags if value for word in (f"--{name}", value)]
+    for name, values in (("labels", args.labels), ("published-algorithms", args.published_algorithms)):
+        words += [f"--{name}", *values] if values else []
+    words += ["--smooth", str(args.smooth)] if args.smooth > 1 else []
+    notes.append(
+        f"Intervals of means are Student's t. Made by `python -m benchmark.report {shlex.join(['RUNS', *words])}`."
+    )
+    return notes
 
 
 def published_note(groups: Groups, output: Path) -> list[str]:
@@ -251,17 +280,19 @@ def write_rows(groups: Groups, unfinished: Groups, output: Path) -> None:
             if key.startswith("eval/"):
                 last = rows[-1] if run.state == "finished" else [*name, "", "", "nan"]
                 facts = [run.total_timesteps, run.state, run.device, run.commit, run.sources, run.command]
-                scores.append([*last, *facts, run.folder.name, run.env_kwargs])
+                scores.append([*last, *facts, run.folder.name, run.env_kwargs, run.threads, run.versions])
     write_csv(output / "scores.csv", SCORES + FACTS, scores)
     write_csv(output / "curves.csv", SCORES, points)
 
 
 def write_page(path: Path, text: str) -> None:
     """Puts the report between the marker lines of the page, or at its end; keeps what stands outside of them."""
-    page = path.read_text() if path.exists() else f"# {path.parent.name}\n"
+    page = path.read_text() if path.exists() else f"# {path.parent.name}\n\n![Curves](steps.png)\n"
     before, begin, rest = page.partition(BEGIN)
     after = rest.partition(END)[2] if begin else ""
-    path.write_text(f"{before.rstrip()}\n\n{BEGIN}\n\n{text}\n\n{END}{after.rstrip()}\n")
+    new = path.with_suffix(".new")  # a full disk must not cost the text of the page
+    new.write_text(f"{before.rstrip()}\n\n{BEGIN}\n\n{text}\n\n{END}{after.rstrip()}\n")
+    os.replace(new, path)
 
 
 # === Self-play ========================================================================================================
@@ -317,6 +348,8 @@ def cross_play_tables(groups: Groups, num_games: int, output: Path, formats: Seq
 def read_published(args: Args) -> list[dict[str, str]]:
     """The rows of --published, of the algorithms that are wanted; exits with one sentence if there are none."""
     if args.published is None:
+        if args.published_algorithms:
+            fail("--published-algorithms takes --published FILE, too")
         return []
     try:
         rows = list(csv.DictReader(args.published.open()))
@@ -353,7 +386,7 @@ def main(args: Args) -> None:
     look = make_look(groups, args.labels, args.smooth)
     notes += empty
     scales, left_out = ({}, []) if args.normalize_by is None else find_scales(groups, args.normalize_by)
-    notes += left_out + published_note(groups, args.output)
+    notes += left_out + published_note(groups, args.output) + origin_notes(groups, args)
     if any(len(group) < 2 for group in groups.values()):
         notes.append("One run has no interval.")
 
@@ -367,8 +400,6 @@ def main(args: Args) -> None:
     sections["Commands"] = command_table(groups)
     sections["Notes"] = "\n".join(f"- {note}" for note in notes)
     text = "\n\n".join(f"## {title}\n\n{body}" for title, body in sections.items() if body)
-    write_page(args.output / "README.md", text)
-    write_rows(groups, unfinished, args.output)
 
     figures = {"steps": draw(groups, scales, False, look, published), "time": draw(groups, scales, True, look)}
     figures["intervals"] = draw_intervals(groups, scales, look)
@@ -376,8 +407,17 @@ def main(args: Args) -> None:
         figures["improvement"] = draw_improvement(groups, args.normalize_by, look)
     if scales:
         figures["profiles"] = draw_profiles(groups, scales, look)
-    for (name, figure), ending in product(figures.items(), args.formats):
-        figure.savefig(args.output / f"{name}.{ending}", dpi=120)
+    try:
+        write_rows(groups, unfinished, args.output)
+        for name, ending in product(FIGURES, ENDINGS):
+            path = args.output / f"{name}.{ending}"
+            if name in figures and ending in args.formats:
+                figures[name].savefig(path, dpi=120)
+            else:
+                path.unlink(missing_ok=True)  # of an earlier report with other flags
+        write_page(args.output / "README.md", text)
+    except OSError as error:
+        fail(f"--output takes a folder that can be written to: {error}")
     try:
         print(text, flush=True)
     except BrokenPipeError:  # a reader such as `head` has seen enough

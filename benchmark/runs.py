@@ -36,6 +36,7 @@ MAY_DIFFER |= {
     "track",
 }
 MAY_DIFFER |= {"compile"}
+STOPPED = ", stopped and resumed"  # behind the command of a run
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class Run:
     """hash of the script and of the project's modules that it imports"""
     command: str = ""
     env_kwargs: str = "{}"
+    threads: str = ""
+    versions: str = ""
+    """of PyTorch and Gymnasium"""
 
 
 Groups = dict[tuple[str, str], list[Run]]  # the runs of a task and experiment, by seed
@@ -109,19 +113,29 @@ def journal_of(folder: Path) -> Path:
 
 
 def provenance_of(records: list[dict[str, Any]], args: Mapping[str, Any]) -> dict[str, str]:
-    """Device, commits, hashes and first command of a run; a commit has a plus if a file was changed since."""
+    """Device, commits, hashes, threads, versions and first command of a run.
+
+    A commit has a plus if a file was changed since. The command tells if the run was stopped by a signal and resumed:
+    a stop adds a reset, so its numbers differ from those of an uninterrupted run. A kill adds none.
+    """
     starts = [record for record in records if "exit" not in record]
+    installed = [start["versions"] for start in starts if "versions" in start]
+    versions = [", ".join(f"{x} {own[x]}" for x in ("torch", "gymnasium") if x in own) for own in installed]
+    threads = [str(start["threads"]) for start in starts if start.get("threads")]
     commits = [start["commit"][:7] + "+" * bool(start["dirty"]) for start in starts if start.get("commit")]
     devices = [record["device"] for record in records if record.get("device")]
     python, script, *flags = starts[0]["command"] if starts else ("", "")
     budgets = [start["command"][-1] for start in starts[1:] if "--total-timesteps" in start["command"]]  # resumed
-    more = f", then --resume RUN --total-timesteps {budgets[-1]}" if budgets else ""
+    more = STOPPED if any(record.get("exit") in (124, 129, 130, 143) for record in records[:-1]) else ""
+    more += f", then --resume RUN --total-timesteps {budgets[-1]}" if budgets else ""
     folder = "variants/" if Path(script).parent.name == "variants" else ""
     return {
         "device": ", ".join(dict.fromkeys(devices)) or ("" if args.get("cuda", True) else "cpu"),
         "commit": ", ".join(dict.fromkeys(commits)),
         "sources": ", ".join(dict.fromkeys(start["sha256"][:7] for start in starts if start.get("sha256"))),
         "command": shlex.join([Path(python).name, folder + Path(script).name, *flags]) + more if python else "",
+        "threads": ", ".join(dict.fromkeys(threads)),
+        "versions": "; ".join(dict.fromkeys(versions)),
     }
 
 
@@ -173,10 +187,10 @@ def run_without_folder(folder: Path, records: list[dict[str, Any]]) -> Run:
     return Run(folder, env_id, exp_name, int(seed), budget, state, {}, {}, **provenance, env_kwargs=kwargs)
 
 
-def read_missing(folders: Sequence[Path]) -> list[Run]:
-    """The runs of the same sweeps that have a journal and no run folder at all."""
+def read_missing(sweeps: Iterable[Path]) -> list[Run]:
+    """The runs of these sweeps that have a journal and no run folder at all."""
     runs = []
-    for sweep in dict.fromkeys(folder.resolve().parent.parent for folder in folders):
+    for sweep in sweeps:
         for journal in sorted((sweep / "jobs").glob("*.jsonl")):
             if not run_folders(sweep / "runs", journal.stem) and (records := read_journal(journal)):
                 runs.append(run_without_folder(Path(journal.stem), records))
@@ -199,7 +213,8 @@ def read_study(folder: Path) -> list[Run]:
     for row in rows:
         run_name = row["task"], row["experiment"], row["seed"]
         facts = {field: row[field] for field in ("state", "device", "commit", "sources", "command")}
-        facts["env_kwargs"] = row.get("env_kwargs") or "{}"  # older tables have none
+        facts |= {field: row.get(field) or "" for field in ("threads", "versions")}  # older tables have none
+        facts["env_kwargs"] = row.get("env_kwargs") or "{}"
         own = {key: np.array(curve) for (*run, key), curve in points.items() if tuple(run) == run_name}
         run = Run(
             Path(row["folder"]), *run_name[:2], int(row["seed"]), int(row["budget"]), curves=own, args={}, **facts
@@ -213,13 +228,17 @@ def read_study(folder: Path) -> list[Run]:
 def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """All runs of these folders and of their sweeps, and notes on folders that hold nothing."""
     studies = [folder for folder in folders if (folder / "scores.csv").exists()]
-    folders = [folder for folder in folders if folder not in studies]
+    sweeps = [folder for folder in folders if (folder / "jobs").is_dir()]
+    folders = [folder for folder in folders if folder not in studies + sweeps]
+    folders += [run for sweep in sweeps for run in sorted((sweep / "runs").glob("*__*")) if run not in folders]
     with ProcessPoolExecutor() as pool:
         read = list(map(read_run, folders, pool.map(read_curves, folders)))
     notes = [f"Left out, {x}: {folder.name}." for folder, x in zip(folders, read, strict=True) if isinstance(x, str)]
     runs = [x for x in read if isinstance(x, Run)] + [run for folder in studies for run in read_study(folder)]
+    runs += read_missing(sweeps)
     names, others = {(run.env_id, run.exp_name) for run in runs}, Counter[str]()
-    for run in read_missing(folders):
+    given = {sweep.resolve() for sweep in sweeps}
+    for run in read_missing(sorted({folder.resolve().parent.parent for folder in folders} - given)):
         if (run.env_id, run.exp_name) in names:
             runs.append(run)
         elif run.state == "failed":
@@ -255,7 +274,13 @@ def group_runs(runs: list[Run]) -> tuple[Groups, Groups, list[str]]:
         fail(f"RUNS takes finished runs, and none of these {len(runs)} has an evaluation at its last step")
     for group in groups.values():
         notes += notes_on(group)
-    notes += device_notes(run for group in groups.values() for run in group)
+    ended = [run for group in groups.values() for run in group]
+    notes += mixture_notes(ended)
+    stops = Counter(run.exp_name for run in ended if STOPPED in run.command)
+    for name, count in stops.items():
+        notes.append(
+            f"**Stopped by a signal and resumed**: {count} runs of {name}. An uninterrupted run has other numbers."
+        )
     notes += count_as_worst(groups)
     for task in dict.fromkeys(env_id for env_id, _ in groups):
         steps = [last_step([run]) for (env_id, _), group in groups.items() if env_id == task for run in group]
@@ -283,6 +308,12 @@ def notes_on(group: list[Run]) -> list[str]:
             if ours != theirs:
                 values = f"{ours} in {first.folder.name}, {theirs} in {run.folder.name}"
                 notes.append(f"**Not of one kind**: --{flag.replace('_', '-')} is {values}.")
+    for run in group[1:]:
+        if not (run.args and group[0].args) and run.total_timesteps != group[0].total_timesteps:
+            budgets = (
+                f"{group[0].total_timesteps:,} in {group[0].folder.name}, {run.total_timesteps:,} in {run.folder.name}"
+            )
+            notes.append(f"**Not of one kind**: --total-timesteps is {budgets}.")
     for run in group:
         if "," in run.sources:
             notes.append(f"**Not of one kind**: {run.folder.name} was resumed by another script: {run.commit}.")
@@ -292,16 +323,24 @@ def notes_on(group: list[Run]) -> list[str]:
     return notes
 
 
-def device_notes(runs: Iterable[Run]) -> list[str]:
-    """How many runs of each experiment, over all tasks, were on which devices, if it was not one device for all."""
-    devices: dict[str, Counter[str]] = defaultdict(Counter)
-    for run in runs:
-        devices[run.exp_name][(run.device or "unknown").replace(", ", ", then ")] += 1
-    names = {name for counts in devices.values() for name in counts}
-    if len(names) < 2 and not any("," in name for name in names):
-        return []
-    each = [(name, ", ".join(f"{n} on {device}" for device, n in counts.items())) for name, counts in devices.items()]
-    return [f"**Devices mixed**: {'; '.join(f'{name}: {counts}' for name, counts in each)}."]
+def mixture_notes(runs: Sequence[Run]) -> list[str]:
+    """How many runs of each experiment had which device, threads and versions, if they are not the same for all.
+
+    Runs whose threads or versions are not known do not count there.
+    """
+    notes = []
+    for title, word, values in (
+        ("Devices", "on", [(run.device or "unknown").replace(", ", ", then ") for run in runs]),
+        ("Threads", "with", [run.threads.replace(", ", ", then ") for run in runs]),
+        ("Versions", "with", [run.versions.replace("; ", ", then ") for run in runs]),
+    ):
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for run, value in zip(runs, values, strict=True):
+            counts[run.exp_name] += Counter([value] if value else [])
+        if len(set(filter(None, values))) > 1 or any(", then " in value for value in values):
+            each = [f"{name}: {', '.join(f'{n} {word} {x}' for x, n in own.items())}" for name, own in counts.items()]
+            notes.append(f"**{title} mixed**: {'; '.join(each)}.")
+    return notes
 
 
 def count_as_worst(groups: Groups) -> list[str]:
@@ -322,6 +361,7 @@ def count_as_worst(groups: Groups) -> list[str]:
                     scores.append(random_return(env_id, run.env_kwargs))
             worst = min(scores, default=float("nan"))
             end = max(run.total_timesteps, last_step(ended) if ended else 0)  # others may have run longer
+            end = end or (last_step(peers) if peers else 0)  # a command without --total-timesteps
             steps = {step for curve in theirs for step in curve[:, 0]} | {float(end)}
             rest = [[step, np.nan, worst] for step in sorted(steps) if own[:, 0].max(initial=-1) < step <= end]
             at_end = own[-1, 0] if len(own) else 0
@@ -420,5 +460,8 @@ def describe_key(key: str) -> str:
 
 
 def describe_number(x: float) -> str:
-    """Four digits, or as many as an integer part has."""
-    return f"{x:,.{max(0, 4 - len(str(int(abs(x)))))}f}" if np.isfinite(x) else str(x)
+    """Four digits, or as many as an integer part has; two below 0.001."""
+    if not np.isfinite(x) or 0 < abs(x) < 0.001:
+        return f"{x:.2g}"
+    digits = len(str(int(abs(float(f"{x:.4g}")))))  # of the integer part, rounded: 999.96 has four
+    return f"{x:,.{max(0, 4 - digits)}f}"

@@ -25,7 +25,7 @@ import numpy as np
 import tyro
 
 from benchmark import fail
-from benchmark.runs import Run, device_notes, notes_on, read_all
+from benchmark.runs import Run, mixture_notes, notes_on, read_all
 from benchmark.statistics import crossed_interval, student_interval
 from utils.cross_play import pairs_with_others, play_pairs
 from utils.evaluation import current_players, evaluate_run, find_difference
@@ -126,7 +126,7 @@ def by_experiment(folders: Sequence[Path]) -> dict[str, list[Run]]:
         fail(f"RUNS takes finished runs of self-play, and none of these {len(runs)} is finished")
     for group in groups.values():
         notes += notes_on(group)
-    for note in notes + device_notes(run for group in groups.values() for run in group):
+    for note in notes + mixture_notes([run for group in groups.values() for run in group]):
         print(f"- {note}\n")
     return groups
 

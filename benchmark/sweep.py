@@ -392,20 +392,22 @@ def check_flags(jobs: Sequence[Job]) -> None:
     """
     by_name = {job.exp_name: job for job in jobs}
     for journal in sorted((jobs[0].folder / "jobs").glob("*.jsonl")):
-        records = [record for record in read_journal(journal) if "--resume" not in record["command"]]
+        journaled = read_journal(journal)
+        records = [record for record in journaled if "--resume" not in record["command"]]
         for start, end in pairwise([*records, {}]):
             flags = start["command"][2:]  # as in Job.command: --env-id X --exp-name X --seed X, then what followed --
             if "exit" in start or end.get("exit") == 2 or (job := by_name.get(flags[3])) is None:
                 continue
             before = Job(Path(start["command"][1]), flags[1], flags[3], int(flags[5]), tuple(flags[6:]), job.folder)
             old, new = before.budget, job.budget  # None: the script's default, which its run has noted
-            if old is None and new is not None:
-                old = ([None] + [budget_of(run) for run in find_runs(before)])[-1]
+            if new is not None:
+                reached = [record.get("budget") for record in journaled] + [budget_of(run) for run in find_runs(before)]
+                old = max([budget for budget in [old, *reached] if budget is not None], default=None)
             has_shrunk = old != new if old is None or new is None else new < old
             if before.script != job.script or other_flags(before) != other_flags(job) or has_shrunk:
                 there, here = (shlex.join([str(x.script), *x.extra]) for x in (before, job))
                 message = f"--folder {job.folder} takes the command that it was begun with, `{there}`, not `{here}`"
-                fail(f"{message}; only --total-timesteps may grow")
+                fail(f"{message}; only --total-timesteps may grow, and other flags take another --exp-name")
 
 
 def other_flags(job: Job) -> list[str]:
@@ -562,10 +564,13 @@ def connect_ray(jobs: Sequence[Job], args: Args) -> Start:
     return start
 
 
-def run_all(jobs: Sequence[Job], args: Args, start: Start) -> int:
-    """Keeps --workers runs going until all have ended, or a signal stops them. Returns the exit status of the sweep."""
+def run_all(jobs: Sequence[Job], args: Args, start: Start, signals: list[int]) -> int:
+    """Keeps --workers runs going until all have ended, or a signal stops them (`catch_signals`).
+
+    Returns the exit status of the sweep.
+    """
     console = Console(highlight=False, markup=False)
-    say, signals, handled = partial(console.print, soft_wrap=True), catch_signals(), 0
+    say, handled = partial(console.print, soft_wrap=True), 0
     states = {job: "waiting" if next_command(job) else "finished" for job in jobs}
     waiting = [job for job in jobs if states[job] == "waiting"]
     running: dict[int, tuple[Job, Process]] = {}
@@ -719,8 +724,12 @@ def main(argv: list[str]) -> int:
         start = None  # Slurm starts its tasks itself
         if args.launcher != "slurm":
             start = (connect_ray if args.launcher == "ray" else connect_local)(jobs, args)
-        write_manifest(jobs, argv)
-        return run_all(jobs, args, start) if start else submit(jobs, args)
+        signals = catch_signals() if start else []  # now, because the manifest takes a second
+        try:
+            write_manifest(jobs, argv)
+        except OSError as error:
+            fail(f"--folder takes a folder that can be written to: {error}")
+        return run_all(jobs, args, start, signals) if start else submit(jobs, args)
 
 
 if __name__ == "__main__":

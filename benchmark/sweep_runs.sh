@@ -19,7 +19,7 @@ case $1 in
         [ -d ten_changes ] || git clone --quiet "$repository" ten_changes
         git -C ten_changes checkout --quiet fd2328b
         script=ten_changes/ppo_continuous.py ppo ppo_ten_changes "$pool Humanoid-v5 Pendulum-v1"
-        report ppo sweeps/ppo_{continuous,reference,ten_changes}/runs/* --normalize-by ppo_continuous \
+        report ppo sweeps/ppo_{continuous,reference,ten_changes} --normalize-by ppo_continuous \
             --labels ppo_continuous="PPO, defaults" ppo_reference="PPO, reference's recipe" ppo_ten_changes="PPO, ten changes"
         ;;
     ppo_ablation) # each change taken back alone, after `ppo`; not run yet
@@ -28,14 +28,14 @@ case $1 in
         ppo ppo_all_epochs "$pool" --target-kl None
         ppo ppo_norm_adv "$pool" --norm-adv
         ppo ppo_lambda "$pool" --gae-lambda 0.95
-        report ppo_ablation sweeps/ppo_{continuous,reference,one_environment,std_1,all_epochs,norm_adv,lambda}/runs/* \
+        report ppo_ablation sweeps/ppo_{continuous,reference,one_environment,std_1,all_epochs,norm_adv,lambda} \
             --normalize-by ppo_continuous
         ;;
     ppo_others) # both recipes on tasks that took no part in any choice; HumanoidStandup is to run
         others="HumanoidStandup-v5 MountainCarContinuous-v0 Pusher-v5 Reacher-v5 Swimmer-v5"
         num_seeds=5 ppo ppo_continuous_others "$others"
         num_seeds=5 ppo ppo_reference_others "$others" $reference
-        report ppo_others sweeps/ppo_{continuous,reference}_others/runs/* --normalize-by ppo_continuous_others
+        report ppo_others sweeps/ppo_{continuous,reference}_others --normalize-by ppo_continuous_others
         ;;
     sac) # beside the published curves and Stable-Baselines3; two hours of one thread for a million steps
         sac_long() { # SCRIPT TASKS STEPS SEEDS
@@ -45,7 +45,7 @@ case $1 in
         sac_long sac_continuous "HalfCheetah-v5 Hopper-v5 Walker2d-v5" 1000000 "201 202 203"
         sac_long sac_continuous "Ant-v5 Humanoid-v5" 300000 "201 202 203"
         sac_long benchmark/sb3_sac "HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 Humanoid-v5" 300000 201
-        report sac sweeps/{sac_continuous_1000000,sac_continuous_300000,sb3_sac_300000}/runs/* --published "$repository/benchmark/published_curves.csv" \
+        report sac sweeps/{sac_continuous_1000000,sac_continuous_300000,sb3_sac_300000} --published "$repository/benchmark/published_curves.csv" \
             --published-algorithms sac --labels sac_continuous=SAC sb3_sac="Stable-Baselines3's SAC"
         ;;
     sac_recipe) # SAC's defaults and one change to them at a time, twenty-five minutes
@@ -60,7 +60,7 @@ case $1 in
         sed 's/log_std.clamp(-20.0, 2.0)/-5.0 + 3.5 * (log_std.tanh() + 1.0)/' "$repository/sac_continuous.py" >sac_tanh_log_std.py
         ! cmp --silent "$repository/sac_continuous.py" sac_tanh_log_std.py || { echo "sac_tanh_log_std.py changes nothing" && exit 1; }
         sac sac_tanh_log_std sac_tanh_log_std.py
-        report sac_recipe sweeps/sac_{continuous,policy_lr_3e-4,half_target_entropy,tanh_log_std}/runs/*
+        report sac_recipe sweeps/sac_{continuous,policy_lr_3e-4,half_target_entropy,tanh_log_std}
         ;;
     sac_recurrent) # a pendulum whose angle is hidden, with and without memory; an hour
         flags="--learning-starts 1000 --total-timesteps 12000 --eval-freq 2000 --checkpoint-freq 3000 --no-cuda"
@@ -68,7 +68,7 @@ case $1 in
             --folder sweeps/sac_recurrent -- --observe 2 --sequence-length 32 $flags
         sweep --script "$repository/sac_continuous.py" --env-ids benchmark.hidden:PendulumVelocity-v1 --first-seed 101 --num-seeds 5 \
             --workers "${workers:-2}" --folder sweeps/sac_hidden -- $flags
-        report sac_recurrent sweeps/sac_{recurrent,hidden}/runs/*
+        report sac_recurrent sweeps/sac_{recurrent,hidden}
         ;;
     sac_recall) # a cue that is longer ago than a sequence: stored state and burn-in against zeros; half an hour
         recall() { # EXPERIMENT FLAGS
@@ -82,14 +82,14 @@ case $1 in
         recall recall_zeros_burn_in --sequence-length 12 --burn-in 4 --no-stored-state
         recall recall_stored_burn_in --sequence-length 12 --burn-in 4
         recall recall_long --sequence-length 32 --no-stored-state
-        report sac_recall sweeps/recall_{zeros,stored,zeros_burn_in,stored_burn_in,long}/runs/*
+        report sac_recall sweeps/recall_{zeros,stored,zeros_burn_in,stored_burn_in,long}
         ;;
     sac_hopper_positions) # Hopper-v5 without its velocities; ten hours of one core
         sweep --script "$repository/variants/sac_recurrent.py" --env-ids Hopper-v5 --seeds 101 102 103 --workers "${workers:-2}" \
             --folder sweeps/sac_recurrent_hopper -- --observe 0,1,2,3,4 --total-timesteps 300000 --updates-per-step 0.5 --no-cuda
         sweep --script "$repository/sac_continuous.py" --env-ids benchmark.hidden:HopperPositions-v1 Hopper-v5 --seeds 101 102 103 \
             --workers "${workers:-2}" --folder sweeps/sac_hopper_positions -- --total-timesteps 300000 --no-cuda
-        report sac_hopper_positions sweeps/sac_{recurrent_hopper,hopper_positions}/runs/*
+        report sac_hopper_positions sweeps/sac_{recurrent_hopper,hopper_positions}
         ;;
     sac_rewards) # a reward that the task's own does not lead to: with random network distillation, with curiosity, without
         flags="--learning-starts 1000 --total-timesteps 10000 --eval-freq 1000 --checkpoint-freq 0 --no-cuda"
@@ -100,7 +100,7 @@ case $1 in
         rewards rnd variants/sac_rewards --streams extrinsic,rnd
         rewards curiosity02 variants/sac_rewards --streams extrinsic,curiosity:0.2
         rewards without sac_continuous
-        report sac_rewards sweeps/rewards_{rnd,curiosity02,without}/runs/* --labels rnd="random network distillation" \
+        report sac_rewards sweeps/rewards_{rnd,curiosity02,without} --labels rnd="random network distillation" \
             curiosity02="curiosity, strength 0.2" without="sac_continuous.py"
         ;;
     sac_gail) # imitation of PPO's policy without rewards, and on a task whose episodes can end; two hours of one core
@@ -122,7 +122,7 @@ case $1 in
         gail HalfCheetah-v5 --total-timesteps 100000 --eval-freq 5000
         expert InvertedPendulum-v5 200000
         gail InvertedPendulum-v5 --total-timesteps 5000 --learning-starts 1000 --eval-freq 1000
-        report sac_gail sweeps/gail_*/runs/* --labels gail=GAIL
+        report sac_gail sweeps/gail_* --labels gail=GAIL
         ;;
     sac_pixels) # Pendulum from pictures, with random shifts and without; two hours of one core
         flags="--grey --total-timesteps 15000 --eval-freq 3000 --checkpoint-freq 3000 --no-cuda"
@@ -132,14 +132,14 @@ case $1 in
         }
         pixels shifts
         pixels no_shifts --max-shift 0
-        report sac_pixels sweeps/pixels_{shifts,no_shifts}/runs/* --labels shifts="random shifts" no_shifts="no shifts"
+        report sac_pixels sweeps/pixels_{shifts,no_shifts} --labels shifts="random shifts" no_shifts="no shifts"
         ;;
     sac_crossq) # SAC without target networks beside SAC and the published curves, five hours
         for script in variants/sac_crossq sac_continuous; do
             sweep --script "$repository/$script.py" --folder "sweeps/$(basename $script)_100k" --seeds 101 102 103 --workers "${workers:-2}" \
                 --env-ids HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 -- --total-timesteps 100000 --eval-freq 5000 --no-cuda
         done
-        report sac_crossq sweeps/sac_{crossq,continuous}_100k/runs/* \
+        report sac_crossq sweeps/sac_{crossq,continuous}_100k \
             --published "$repository/benchmark/published_curves.csv" --published-algorithms crossq
         ;;
     *) echo "unknown: $1" && exit 2 ;;

@@ -35,12 +35,24 @@ from benchmark.figures import (
     draw_improvement,
     draw_intervals,
     draw_profiles,
+    in_reach,
     make_look,
     smoothed,
 )
 from benchmark.random_policy import random_return
 from benchmark.report import PUBLISHED, Args, main
-from benchmark.runs import Groups, Run, find_scales, group_runs, last_step, read_curves, read_run, state_of
+from benchmark.runs import (
+    Groups,
+    Run,
+    describe_number,
+    final_scores,
+    find_scales,
+    group_runs,
+    last_step,
+    read_curves,
+    read_run,
+    state_of,
+)
 from benchmark.statistics import (
     Statistic,
     bootstrap_interval,
@@ -523,7 +535,7 @@ def test_report(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
     main(Args(runs=folders, output=tmp_path / "both", normalize_by="sac"))
     text = capsys.readouterr().out
     page = (tmp_path / "both" / "README.md").read_text()
-    assert page == f"# both\n\n<!-- report -->\n\n{text}\n<!-- end of report -->\n"
+    assert page == f"# both\n\n![Curves](steps.png)\n\n<!-- report -->\n\n{text}\n<!-- end of report -->\n"
     figures = {f"{name}.png" for name in ("steps", "time", "intervals", "improvement", "profiles")}
     assert {path.name for path in (tmp_path / "both").iterdir()} == {"README.md", "scores.csv", "curves.csv"} | figures
 
@@ -561,8 +573,8 @@ def test_report(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtu
     assert uneven in capsys.readouterr().out
 
     (improvement,) = markdown_rows(text, "Probability of improvement")
-    pair = list(OURS.T[:2]), list(THEIRS.T[:2])
-    cells = ["{:.3f} [{:.3f}, {:.3f}]".format(*probability_of_improvement(*x)) for x in (pair, pair[::-1])]
+    p, low, high = probability_of_improvement(list(OURS.T[:2]), list(THEIRS.T[:2]))
+    cells = [f"{x:.3f} [{a:.3f}, {b:.3f}]" for x, a, b in ((p, low, high), (1 - p, 1 - high, 1 - low))]
     assert list(improvement.values()) == ["ppo (1,000 steps)", "sac (1,000 steps)", "2", *cells]
 
     finals = list(csv.DictReader((tmp_path / "both" / "scores.csv").open()))
@@ -915,7 +927,102 @@ def test_devices_are_not_mixed_in_silence(tmp_path: Path) -> None:
     assert notes(resumed) == ["**Devices mixed**: ppo: 1 on cpu, then cuda."]
 
 
+def test_threads_and_versions_are_not_mixed_in_silence(tmp_path: Path) -> None:
+    """Where they are known; a study keeps them."""
+
+    def run(seed: int, threads: str, torch: str) -> Path:
+        start = {"command": ["p", "a"], "threads": threads, "versions": {"torch": torch, "gymnasium": "1"}}
+        return write_journal(write_run(tmp_path / "runs", "Toy-v1", "ppo", seed, [1.0]), start)
+
+    runs = [run(1, "1", "2.12"), run(2, "1", "2.13"), run(3, "16", "2.13")]
+    runs.append(write_run(tmp_path / "runs", "Toy-v1", "ppo", 4, [1.0]))
+    threads = "**Threads mixed**: ppo: 2 with 1, 1 with 16."
+    versions = "**Versions mixed**: ppo: 1 with torch 2.12, gymnasium 1, 2 with torch 2.13, gymnasium 1."
+    main(Args(runs=runs, output=tmp_path / "study"))
+    for read in (read_all(runs), runs_module.read_study(tmp_path / "study")):
+        assert group_runs(read)[2] == [threads, versions]
+    assert group_runs(read_all(runs[1:2] + runs[3:]))[2] == []
+    main(Args(runs=runs[1:2], output=tmp_path / "one"))
+    note = "- Threads of a run (OMP_NUM_THREADS): 1. Versions: torch 2.13, gymnasium 1.\n"
+    assert note in (tmp_path / "one" / "README.md").read_text()
+
+
+def test_a_run_that_was_stopped_is_told(tmp_path: Path) -> None:
+    """A stop adds a reset, which a kill does not. The command tells it, also in a study."""
+    start, end = {"command": ["/bin/python", "/x/ppo.py"]}, {"command": ["p"], "device": "cpu"}
+    resumed = {"command": ["/bin/python", "/x/ppo.py", "--resume", "x"]}
+    runs = []
+    for seed, status in enumerate((130, 137)):
+        folder = write_run(tmp_path / "runs", "Toy-v1", "ppo", seed, [1.0])
+        runs.append(write_journal(folder, start, end | {"exit": status}, resumed))
+    assert [run.command for run in read_all(runs)] == ["python ppo.py, stopped and resumed", "python ppo.py"]
+    main(Args(runs=runs, output=tmp_path / "study"))
+    note = "**Stopped by a signal and resumed**: 1 runs of ppo. An uninterrupted run has other numbers."
+    assert group_runs(runs_module.read_study(tmp_path / "study"))[2] == [note]
+
+
+def test_a_sweep_is_all_its_runs(tmp_path: Path) -> None:
+    """Also of an experiment whose runs all failed before they had a folder: they count as the worst."""
+    for seed in (1, 2):
+        end_with(write_run(tmp_path / "good" / "runs", "Toy-v1", "sac", seed, [1.0 + seed]), 0)
+        shutil.rmtree(end_with(write_run(tmp_path / "bad" / "runs", "Toy-v1", "ppo", seed, []), 1))
+    read, notes = runs_module.read_all([tmp_path / "good", tmp_path / "bad"])
+    groups, _, more = group_runs(read)
+    assert {name: final_scores(group, "eval/return_mean").tolist() for name, group in groups.items()} == {
+        ("Toy-v1", "ppo"): [0.0, 0.0],  # the random policy's
+        ("Toy-v1", "sac"): [2.0, 3.0],
+    }
+    assert notes == []
+    assert [note.partition(":")[0] for note in more] == ["**Failed**"] * 2
+
+
+def test_commands_have_their_tasks_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tasks with the same seeds share a row."""
+    runs = []
+    for task, seed in (("A-v1", 1), ("A-v1", 2), ("A-v1", 3), ("B-v1", 1), ("B-v1", 2), ("B-v1", 3), ("C-v1", 2)):
+        command = ["/bin/python", "/x/ppo.py", "--env-id", task, "--seed", str(seed)]
+        runs.append(write_journal(write_run(tmp_path / "runs", task, "ppo", seed, [1.0]), {"command": command}))
+    main(Args(runs=runs, output=tmp_path / "x"))
+    first, second = markdown_rows(capsys.readouterr().out, "Commands")
+    assert (first["tasks"], first["seeds"]) == ("A-v1, B-v1", "1 to 3")
+    assert (second["tasks"], second["seeds"]) == ("C-v1", "2")
+    assert first["command"] == second["command"] == "`python ppo.py --env-id TASK --seed SEED`"
+
+
 # === Page and figures =================================================================================================
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [(0.0, "0.000"), (-0.00061, "-0.00061"), (0.5, "0.500"), (999.96, "1,000"), (99.996, "100.0")]
+    + [(1234.5, "1,234"), (12.3456, "12.35"), (float("nan"), "nan"), (-0.0004, "-0.0004"), (0.0081, "0.008"), (123456.0, "123,456")],
+)
+def test_numbers_have_four_digits(x: float, text: str) -> None:
+    assert describe_number(x) == text
+
+
+def test_a_disk_that_is_full_costs_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence; what stood on the page is still there. Figures of an earlier report with other flags go."""
+    runs = [write_run(tmp_path / "runs", "Toy-v1", name, 1, [2.0]) for name in ("ppo", "sac")]
+    study = tmp_path / "study"
+    main(Args(runs=runs, output=study, normalize_by="sac", formats=("png", "pdf")))
+    assert {"profiles.png", "steps.pdf"} < {path.name for path in study.iterdir()}
+    main(Args(runs=runs[:1], output=study))
+    assert {path.name for path in study.glob("*.p*")} == {"steps.png", "time.png", "intervals.png"}
+    page = (study / "README.md").read_text()
+    (study / "steps.png").unlink()
+    (study / "steps.png").mkdir()
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="2"):
+        main(Args(runs=runs, output=study))
+    assert capsys.readouterr().err.startswith("error: --output takes a folder that can be written to: ")
+    assert (study / "README.md").read_text() == page
+
+
+def test_published_curves_end_where_ours_do() -> None:
+    """With the first published point behind the last of ours."""
+    rows = [{"env_steps": str(step)} for step in (20, 100, 300, 1000)]
+    assert [len(in_reach(rows, last)) for last in (6, 20, 21, 300, 999, 2000)] == [1, 1, 2, 3, 4, 4]
 
 
 @pytest.mark.slow
@@ -1081,6 +1188,9 @@ def test_selfplay(train_selfplay: Train, tmp_path: Path, capsys: pytest.CaptureF
             "--normalize-by takes one of the experiments with returns (ppo), not sac",
         ),
         ({"runs": ["a"], "cross_play": True}, "--cross-play takes self-play runs"),
+        ({"runs": ["a"], "published_algorithms": ("sac",)}, "--published-algorithms takes --published FILE, too"),
+        ({"runs": ["a", "sac"], "labels": ("ppo=x", "sac=x")}, "--labels takes a label of its own for each experiment"),
+        ({"runs": ["a", "sac"], "labels": ("ppo=sac",)}, "--labels takes a label of its own for each experiment"),
         ({"runs": ["a"], "cross_play_games": 0}, "--cross-play-games takes an integer from 1, not 0"),
         ({"runs": ["a"], "output": Path("a/args.json/x")}, "--output takes a folder that can be written to"),
     ],
@@ -1095,6 +1205,7 @@ def test_bad_input(
     """One sentence on standard error that names the flag, and exit status 2."""
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path, "Toy-v1", "ppo", 1, [1.0]).rename("a")
+    write_run(tmp_path, "Toy-v1", "sac", 1, [1.0]).rename("sac")
     write_run(tmp_path, "Toy-v1", "ppo", 2, [1.0]).rename("other_scores")
     write_events(Path("other_scores/events.out.tfevents.1"), 0.0, [(1.0, 1000, "eval/red_score_vs_random", 1.0)])
     for name, text in (("no_seed", '{"env_id": "Toy-v1", "exp_name": "ppo"}'), ("half", '{"env_id": "Toy')):

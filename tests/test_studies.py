@@ -38,5 +38,5 @@ def test_a_study_runs_to_its_end(study: str, tmp_path: Path) -> None:
             experiments.setdefault(re.findall(r"--folder (\S+)", flags)[0], set()).add((*names, extra))
     assert {len(commands) for commands in experiments.values()} == {1}
     report = next(line for line in lines if line.startswith("-m benchmark.report"))
-    shown = [pattern.replace("*", ".*") for pattern in re.findall(r"(\S+)/runs/\*", report)]
+    shown = [pattern.replace("*", ".*") for pattern in re.findall(r"sweeps/\S+", report)]
     assert all(any(re.fullmatch(pattern, folder) for pattern in shown) for folder in experiments)

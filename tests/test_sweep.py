@@ -710,7 +710,12 @@ def test_the_budget_may_grow(run: Sweep) -> None:
     count = len(records("Toy-v0__toy_script__1"))
     assert run("--", "--total-timesteps", "12").status == 0
     assert len(records("Toy-v0__toy_script__1")) == count
-    for extra in (("--total-timesteps", "5"), ("--total-timesteps", "7", "--note", "x"), ()):
+    for extra in (
+        ("--total-timesteps", "5"),
+        ("--total-timesteps", "11"),
+        ("--total-timesteps", "7", "--note", "x"),
+        (),
+    ):
         assert "only --total-timesteps may grow" in run(*words, *extra).error
 
 
