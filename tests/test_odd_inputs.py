@@ -119,7 +119,7 @@ def test_json_beyond_python(text: str, capsys: pytest.CaptureFixture[str]) -> No
 def test_saved_arguments_beyond_python(capsys: pytest.CaptureFixture[str]) -> None:
     """The same in a run folder."""
     Path("args.json").write_text("[" * 100_000)
-    assert "--resume takes a run folder" in refusal(capsys, utils.run.read_args, Args, Path(), "resume")
+    assert "--resume takes a run folder" in refusal(capsys, utils.run.read_args, Args, Path(), "--resume")
 
 
 def test_a_name_too_long(capsys: pytest.CaptureFixture[str]) -> None:

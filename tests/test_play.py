@@ -329,5 +329,7 @@ def test_actions_without_keys(train_selfplay: Train, tmp_path: Path, capsys: pyt
     (tmp_path / "wide.py").write_text(lines + "    return toy_games.parallel_env(spaces, **kwargs)\n")
     folder = train_selfplay(ppo_selfplay, env_id="wide", total_timesteps=128)
     sentence = run(ppo_selfplay, capsys, "--evaluate", str(folder), "--play")
-    assert sentence.startswith("error: --play takes a game with actions of one or two numbers, ")
-    assert sentence.endswith(", and they are 3 in wide\n")
+    assert sentence.startswith(
+        "error: --play takes a game with keyboard_actions, or with actions of one or two numbers, "
+    )
+    assert sentence.endswith(", and red has 3\n")

@@ -545,6 +545,15 @@ def test_updates_per_step(train: Train, monkeypatch: pytest.MonkeyPatch, ratio: 
     assert len(drawn) == len(counts)  # each has a minibatch of its own
 
 
+def test_a_run_without_an_update_is_told(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """All its steps have random actions."""
+    train(sac_continuous, total_timesteps=300, learning_starts=300)
+    message = "warning: --learning-starts 300 leaves the run of 300 steps without an update\n"
+    assert capsys.readouterr().err == message
+    train(sac_continuous, total_timesteps=300, learning_starts=299)
+    assert capsys.readouterr().err == ""
+
+
 def test_linear_schedules_end_at_zero(train: Train) -> None:
     """Those of SAC's actor and critics, and PPO's one, read from what was logged."""
     sac = read_scalars(train(sac_continuous, policy_lr=2e-3, anneal_lr=True))

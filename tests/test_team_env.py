@@ -32,6 +32,7 @@ from utils.team_env import (
     name_teams,
     next_legal_actions,
     play_games,
+    to_parallel,
 )
 
 OBS = Box(-np.inf, np.inf, (4,))
@@ -192,7 +193,7 @@ def test_bad_spaces_are_refused(spaces: Spaces, message: str) -> None:
         ("", {}, "neither a built-in game"),
         ("..up", {}, "neither a built-in game"),
         ("broken_game", {}, "neither a built-in game.*RuntimeError: in two lines"),
-        ("empty_game", {}, "function parallel_env or env, and that module has neither"),
+        ("empty_game", {}, "parallel_env or env, or is given as module:Class, and that module has neither function"),
         ("lone_game", {}, "names are strings"),
         ("toy_games", {"size": 3}, "cannot be made: TypeError: .*size"),
         ("mpe2.simple_push_v3", {"max_cycle": 3}, "cannot be made: TypeError: .*max_cycle"),
@@ -274,16 +275,22 @@ def test_a_vectorised_game_by_its_name() -> None:
         ("Auction", "teams", "teams must be two or more of utils.team_env.Team"),
         ("Auction", "one name", "teams must have different names and be of two sides or more"),
         ("Auction", "one side", "teams must have different names and be of two sides or more"),
+        ("Auction", "no agents", "teams must have agents, an obs_dim from 1, and a tuple of branches"),
+        ("Auction", "a string", "scripted_by_team must have a tuple of names for each team, random among them"),
+        ("Auction", "nobody", "alive must have an agent in each game after a reset"),
+        ("Auction", "no masks", "action_masks must have 2 items, one a team, not None"),
+        ("Auction", "nan", "scripted_actions of high must give finite numbers for east"),
+        ("Auction", "floats", r"TypeError: render must give an array \(height, width, 3\) of uint8, not .* of float64"),
         ("Auction", "branches", "action_dim must be the number of branches where a team has some"),
         (
             "Auction",
             "players",
             "takes the same scripted players for teams that share a policy, and east has",
         ),
-        ("Auction", "scripted", "scripted_by_team must have names for each team, random among them"),
+        ("Auction", "scripted", "scripted_by_team must have a tuple of names for each team, random among them"),
         ("Auction", "obs", r"reset must give arrays of .*\(2, 1, 2\).* not .*\(2, 1, 1\)"),
         ("Auction", "alive", "alive must give arrays of"),
-        ("Auction", "masks", "action_masks must have 2 items, one a team, not 1"),
+        ("Auction", "masks", "action_masks must have 2 items, one a team, not "),
         ("Auction", "step type", "step must return a utils.team_env.TeamStep, not a SimpleNamespace"),
         ("Auction", "mask shape", "action_masks must give arrays of"),
         ("Auction", "reset", "KeyError: 'nothing there'"),
@@ -309,6 +316,48 @@ def test_a_vectorised_game_is_checked_when_it_is_made(name: str, fault: str | No
     with pytest.raises(ValueError, match=f"^vector_game:{name} .*{message}") as refusal:
         make_team_env(f"vector_game:{name}", 2, kwargs, render=True)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("choice", "is_legal"), [(2, True), (-1, True), (0.5, True), (1, False), (1, True)])
+def test_choices_of_a_scripted_player_are_checked(choice: float, is_legal: bool) -> None:
+    """Out of range, half, or masked; the last one is legal."""
+    kwargs = {"choice": choice, "is_legal": is_legal}
+    if choice == 1 and is_legal:
+        assert make_team_env("vector_game:Choosing", 2, kwargs).num_games == 2
+        return
+    with pytest.raises(ValueError, match="scripted_actions of random must give legal choices for east"):
+        make_team_env("vector_game:Choosing", 2, kwargs)
+
+
+def test_a_fault_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file and the line of a user's game."""
+    (tmp_path / "typo_game.py").write_text("def parallel_env():\n    return actoin\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^typo_game cannot be made: NameError: .* \(typo_game.py, line 2\)$"):
+        make_team_env("typo_game", 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "result", "message"),
+    [
+        ("reset", {"red_0": np.zeros(4)}, "environment 0 in reset: reset must return observations and infos"),
+        ("step", None, "environment 0 in step: blue_0 has acted and must have a reward, and there is none"),
+    ],
+)
+def test_what_a_pettingzoo_game_forgets(method: str, result: Any, message: str) -> None:
+    """A reward of an agent that has acted, and infos at a reset."""
+    game = toy_games.parallel_env(plan=[{}, {}, {}])
+    env = PettingZooGames([game], make_teams("toy_games", game, None, None))
+    env.reset(0)
+    whole = game.step
+
+    def step(actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        observations, _, *rest = whole(actions)
+        return observations, {"red_0": 1.0}, *rest
+
+    setattr(game, method, step if method == "step" else lambda **_: result)
+    with pytest.raises(TaskError, match=message):
+        env.step(random_actions(env)) if method == "step" else env.reset(0)
 
 
 @pytest.mark.parametrize(
@@ -1079,6 +1128,19 @@ def test_a_turn_based_game_without_masks() -> None:
         assert masks[turn] == [True] * 3
         assert masks[1 - turn] == [True, False, False]
         env.step(random_actions(env))
+
+
+def test_final_masks_of_a_turn_based_game() -> None:
+    """At a truncation only the agent whose turn would be next has more than the first action."""
+    game = to_parallel(rps.env(max_cycles=2))
+    env = PettingZooGames([game], make_teams("rps", game, None, None))
+    env.reset(0)
+    for _ in range(4):
+        step = env.step(random_actions(env))
+    assert step.over.all()
+    assert all(truncated.all() for truncated in step.truncations)
+    legal = [next_legal_actions(env, t, step.over)[0, 0].tolist() for t in range(2)]
+    assert legal == [[True] * 3, [True, False, False]]
 
 
 def test_no_warnings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import torch
 from conftest import Train
 from toy_policies import make_pool
 
+import sac_selfplay
 from utils.games import Pursuit, Sumo
 from utils.matches import Matches, behavior_args, start_matches, turn_ends
 from utils.snapshot_pool import SnapshotPool
@@ -216,6 +217,31 @@ def test_swaps_per_turn_are_those_of_the_turns_that_there_are(selfplay: ModuleTy
         assert matches.swap_steps == pytest.approx(first / 4, abs=1)  # the evader is the one ghost
         matches.give_turn("evader")
         assert matches.swap_steps == pytest.approx(2 * second / 4, abs=1)
+
+
+def test_a_behaviour_that_cannot_learn_is_told(capsys: Capture) -> None:
+    """The evader has two thirds of the game steps, and its first ones are random."""
+    args = sac_selfplay.Args(env_id="pursuit", num_games=8, learning_starts=400)
+    env = sac_selfplay.make_env(args, args.num_games)
+    agents = {team.behavior: sac_selfplay.Agent(team, args) for team in env.teams}
+    start_matches(dict.fromkeys(agents, args), env, agents, total_steps=1200, stride=8)
+    update = "--learning-starts 400 leaves pursuers without an update: it learns in 400 game steps of the run"
+    assert capsys.readouterr().err == f"warning: {update}\n"
+    start_matches(dict.fromkeys(agents, args), env, agents, total_steps=1260, stride=8)
+    assert capsys.readouterr().err == ""
+
+
+def test_games_that_never_end_are_told(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Once after that many steps; an end begins the count anew."""
+    monkeypatch.setattr("utils.matches.MAX_STEPS", 5)
+    env = Sumo(8)
+    matches = Matches(env.teams, 8, {"sumo": make_pool(marks=1)})
+    env.reset(1)
+    for step in range(1, 13):
+        result = env.step([np.zeros((8, 1, 2), dtype=np.float32)] * 2)
+        result.over[:] = step == 4
+        matches.finish_games(env, result, np.zeros(8, dtype=bool))
+        assert ("no game has ended in 5 steps" in capsys.readouterr().err) == (step == 9)
 
 
 def test_only_first_games_are_cut() -> None:

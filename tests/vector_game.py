@@ -26,15 +26,23 @@ class Auction:
             self.teams = east, east
         if fault == "one side":
             self.teams = replace(east, side="both"), replace(west, side="both")
+        if fault == "no agents":
+            self.teams = east, replace(west, agents=())
         if fault == "branches":
             self.teams = east, replace(west, branches=(3, 3))
         self.scripted_by_team: Any = (("random", "high"),) * 2 if fault != "scripted" else ((), ())
+        if fault == "a string":
+            self.scripted_by_team = "random", "random"
         if fault == "players":
             self.scripted_by_team = ("random", "high"), ("random",)
         self.alive = [np.ones((num_games, 1), dtype=bool)] * 2
         self.action_masks: list[np.ndarray | None] = [None] * (1 if fault == "masks" else 2)
         if fault == "alive":
             self.alive = self.alive[:1]
+        if fault == "nobody":
+            self.alive = [np.zeros((num_games, 1), dtype=bool)] * 2
+        if fault == "no masks":
+            self.action_masks = None  # type: ignore[assignment]
         if "restart" in fault:
             self.restart = self.broken_restart
         if fault == "mask shape":
@@ -84,11 +92,14 @@ class Auction:
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
         """Random bids, or the highest."""
         bids = self.rng.uniform(-1, 1, (self.num_games, 1, 1)) if name == "random" else np.ones((self.num_games, 1, 1))
+        if name == "high" and self.fault == "nan":
+            bids[0] = np.nan
         return bids[0] if self.fault == "actions" else bids.astype(np.float32)
 
     def render(self) -> Any:
         """One grey that tells the round."""
-        return None if self.fault == "render" else np.full((4, 6, 3), 10 * self.round[0], np.uint8)
+        dtype = float if self.fault == "floats" else np.uint8
+        return None if self.fault == "render" else np.full((4, 6, 3), 10 * self.round[0], dtype)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -153,6 +164,23 @@ class Waiting(Auction):
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
         """The second choice."""
         return np.ones((self.num_games, 1, 1), dtype=np.int64)
+
+
+class Choosing(Waiting):
+    """The same with legal masks, and with a player who chooses what `choice` says, or what is illegal."""
+
+    def __init__(self, num_games: int, choice: float = 1, is_legal: bool = True) -> None:
+        self.choice = choice
+        super().__init__(num_games)
+        self.action_masks[0] = np.repeat([[[True, is_legal]]], num_games, axis=0)
+
+    def observe(self) -> list[np.ndarray]:
+        """All masks stay."""
+        return Auction.observe(self)
+
+    def scripted_actions(self, name: str, team: int) -> np.ndarray:
+        """Of both players."""
+        return np.full((self.num_games, 1, 1), self.choice)
 
 
 def make(num_games: int) -> Auction:

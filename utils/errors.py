@@ -3,7 +3,9 @@
 import io
 import os
 import sys
+import traceback
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 MAX_OBS_DIM = 1_000_000  # numbers of an observation; a first layer of 256 units then takes a gigabyte
@@ -16,6 +18,15 @@ class TaskError(Exception):
 def describe_error(error: BaseException) -> str:
     """The type and the text of an exception in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+
+
+def place_of(error: BaseException) -> str:
+    """Where an exception was raised, as " (game.py, line 12)", if a file of the user is in the working folder."""
+    frames = traceback.extract_tb(error.__traceback__)
+    path = Path(frames[-1].filename).resolve() if frames else Path("/")
+    is_library = "site-packages" in path.parts or path.parent == Path(__file__).resolve().parent
+    is_own = path.is_relative_to(Path.cwd()) and not is_library
+    return f" ({path.name}, line {frames[-1].lineno})" if is_own else ""
 
 
 def task_exception(error: BaseException | None) -> BaseException | None:

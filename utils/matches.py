@@ -25,7 +25,7 @@ from utils.elo import elo_change, game_scores
 from utils.policy_stack import PolicyStack
 from utils.run import Limits, check_limits, check_types, fail, parse_json, warn
 from utils.snapshot_pool import Snapshot, SnapshotPool
-from utils.team_env import Team, TeamEnv, TeamStep, allies_of, legal_actions, sides_of
+from utils.team_env import MAX_STEPS, Team, TeamEnv, TeamStep, allies_of, legal_actions, sides_of
 
 ArgsT = TypeVar("ArgsT", bound=Any)
 Observations = list[np.ndarray]
@@ -149,7 +149,7 @@ class Matches:
         self.ghost_steps, self.drawn_at = 0, np.zeros(num_games, dtype=np.int64)
         self.finished: list[tuple[float, float, float]] = []  # score, opponent's rating, age (nan: it has none)
         self.stacks: dict[str, tuple[list[int], PolicyStack]] = {}
-        self.has_warned = False
+        self.has_warned, self.steps_without_end = False, 0
         self.scripted: dict[str, SnapshotPool] = {}
         self.scripted_share = self.current_share = 0.0
         self.learner = self.behaviors[0]
@@ -312,6 +312,10 @@ class Matches:
         A game of more than `max_age` steps is not rated: it began while the learner acted at random. Returns the
         observations to act on next, one array a team.
         """
+        self.steps_without_end = 0 if result.over.any() else self.steps_without_end + 1
+        if self.steps_without_end == MAX_STEPS:
+            rule = "a game ends when all its agents have terminated or are truncated"
+            warn(f"no game has ended in {MAX_STEPS:,} steps; {rule}")
         for game in result.over.nonzero()[0].tolist():
             age = int(self.ages[game])
             self.lengths.append(age)
@@ -470,6 +474,11 @@ def start_matches(
     sizes = {team.behavior: len(team.agents) for team in env.teams}
     lengths = np.diff([0, *change_at[: len(sizes)]]).tolist()  # of a turn of each behaviour, in game steps
     turn_steps = {behavior: sizes[behavior] * n for behavior, n in zip(all_args, lengths, strict=True)}
+    for i, (behavior, own) in enumerate(all_args.items()):
+        learned = int(np.diff([0, *change_at])[i :: len(sizes)].sum())  # game steps in its turns
+        if getattr(own, "learning_starts", -1) >= learned:
+            starts = f"--learning-starts {own.learning_starts:,}"
+            warn(f"{starts} leaves {behavior} without an update: it learns in {learned:,} game steps of the run")
     if len(sizes) == 1:
         turn_steps = {behavior: n or turn_steps[behavior] for behavior, n in team_change.items()}
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None

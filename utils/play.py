@@ -225,9 +225,9 @@ def play_at_keyboard(
     env = make_games(1, render=True)
     for team in env.teams:
         if explain_keys(env, team) is None:
-            actions = f"{team.branches or team.action_dim} in {args.env_id}"
-            takes = "actions of one or two numbers, one branch of up to ten choices, or two branches of three choices"
-            fail(f"--play takes a game with {takes}, and they are {actions}")
+            actions = f"{team.name} has {team.branches or team.action_dim}"
+            takes = "one or two numbers, one branch of up to ten choices, or two branches of three choices"
+            fail(f"--play takes a game with keyboard_actions, or with actions of {takes}, and {actions}")
     optional: Any = env
     if hasattr(env, "restarts"):
         optional.restarts = False

@@ -46,6 +46,7 @@ from utils.errors import (
     describe_error,
     keep_printing,
     missing_package,
+    place_of,
     task_exception,
 )
 
@@ -383,7 +384,8 @@ class TaskEnvs(gym.vector.VectorWrapper):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # raised by Gymnasium or by the task's own code
-            hint = "; module:id imports the module that has the task" if isinstance(error, UNKNOWN_TASK) else ""
+            is_unknown = isinstance(error, UNKNOWN_TASK)
+            hint = "; module:id imports the module that has the task" if is_unknown else place_of(error)
             cannot_be_made(f"{env_id} cannot be made: {describe_error(error)}{hint}", error)
         envs, self.copies = self.env, copies
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -653,6 +655,8 @@ class Run:
         if total != args.total_timesteps:
             rounded = f"rounded up to {total:,}, a multiple of {self.stride:,}"
             print(f"--total-timesteps {args.total_timesteps:,} is {rounded}", flush=True)
+        if hasattr(args, "num_envs") and getattr(args, "learning_starts", -1) >= total:
+            warn(f"--learning-starts {args.learning_starts:,} leaves the run of {total:,} steps without an update")
         with suppress(gym.error.Error):  # a game, or an id without a version
             own_limit = json.loads(getattr(args, "env_kwargs", "{}")).get("max_episode_steps")
             limit = own_limit or gym.spec(args.env_id.rpartition(":")[2]).max_episode_steps or 0

@@ -25,13 +25,15 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from utils.errors import MAX_OBS_DIM, TaskError, describe_error, missing_package
+from utils.errors import MAX_OBS_DIM, TaskError, describe_error, missing_package, place_of
 from utils.run import cannot_be_made, close_quietly, fail, parse_json, warn
 
 try:
     from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim, flatten
-    from pettingzoo.utils.conversions import turn_based_aec_to_parallel, turn_based_aec_to_parallel_wrapper
-    from pettingzoo.utils.env import ParallelEnv
+    from pettingzoo.utils.conversions import parallel_to_aec_wrapper, turn_based_aec_to_parallel
+    from pettingzoo.utils.conversions import turn_based_aec_to_parallel_wrapper as TurnBased
+    from pettingzoo.utils.env import AECEnv, ParallelEnv
+    from pettingzoo.utils.wrappers import BaseWrapper
 except ModuleNotFoundError as error:
     raise missing_package("self-play", error) from error
 
@@ -386,9 +388,11 @@ def read_outcome(agent: str, outcome: Any) -> float:
 
 
 def read_reward(agent: str, rewards: Mapping[str, Any]) -> float:
-    """The agent's reward; 0 if there is none."""
+    """The reward of an agent that has acted."""
+    if agent not in rewards:
+        raise TaskError(f"{agent} has acted and must have a reward, and there is none")
     try:
-        reward = rewards.get(agent, 0.0)
+        reward = rewards[agent]
         return float(reward.item() if isinstance(reward, np.ndarray) else reward)
     except (TypeError, ValueError):
         raise TaskError(f"the reward of {agent} must be a number, not {rewards[agent]!r:.80}") from None
@@ -492,6 +496,23 @@ class Seat:
         return branches
 
 
+class TurnNotes(BaseWrapper):
+    """Notes whose turn comes after each action. After the end of a game `agent_selection` is an agent that leaves."""
+
+    next_agent = ""
+
+    def step(self, action: Any) -> None:
+        """Takes an action; None is that of an agent that leaves."""
+        super().step(action)
+        if action is not None:
+            self.next_agent = self.agent_selection
+
+
+def to_parallel(env: AECEnv) -> ParallelEnv:
+    """A turn-based game as a parallel one."""
+    return turn_based_aec_to_parallel(env if isinstance(env, parallel_to_aec_wrapper) else TurnNotes(env))
+
+
 class PettingZooGames:
     """Copies of a PettingZoo parallel environment as a `TeamEnv`. They are stepped one after another.
 
@@ -535,7 +556,7 @@ class PettingZooGames:
     def _read(self, i: int, observations: dict[str, Any], infos: dict[str, Any], acted: list[np.ndarray]) -> None:
         """Writes the observations of the agents of game i, and the legal actions of those that are alive."""
         env = self.envs[i]
-        turn = env.aec_env.agent_selection if isinstance(env, turn_based_aec_to_parallel_wrapper) else None
+        turn = env.aec_env.agent_selection if isinstance(env, TurnBased) else None
         self._observations[i] = {agent: obs for agent, obs in observations.items() if turn in (None, agent)}
         for seat in self._seats:
             is_alive, mask = self.alive[seat.t][i, seat.k], self.action_masks[seat.t]
@@ -551,7 +572,10 @@ class PettingZooGames:
         """Starts the next game of copy i."""
         self._outcomes[i] = np.nan
         with game_code(f"environment {i} in reset"):
-            observations, infos = self.envs[i].reset(seed=seed)
+            result: Any = self.envs[i].reset(seed=seed)
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise TaskError("reset must return observations and infos")
+            observations, infos = result
             for seat in self._seats:
                 self._returns[seat.t][i, seat.k] = 0.0
                 self.alive[seat.t][i, seat.k] = seat.agent in self.envs[i].agents
@@ -588,15 +612,18 @@ class PettingZooGames:
                     is_alive = agent in env.agents and not is_terminated and not is_truncated
                     self.alive[t][i, k] = is_alive
                     if acted[t][i, k]:
-                        rewards[t][i, k] = read_reward(agent, rewarded)
+                        has_ended = is_terminated or is_truncated
+                        if agent in rewarded or is_alive or has_ended:  # else it has disappeared
+                            rewards[t][i, k] = read_reward(agent, rewarded)
                         terminations[t][i, k] = is_terminated or not (is_alive or is_truncated)
                         truncations[t][i, k] = is_truncated
                     outcome = infos.get(agent, {}).get("outcome")
                     if outcome is not None:
                         self._outcomes[i, self._allies[t]] = read_outcome(agent, outcome)
                 self._read(i, observations, infos, acted)
+                turn = getattr(env.aec_env, "next_agent", None) if isinstance(env, TurnBased) else None
                 for seat in acting:
-                    if (final_mask := self.final_masks[seat.t]) is not None:
+                    if (final_mask := self.final_masks[seat.t]) is not None and turn in (None, seat.agent):
                         row = seat.read_mask(observations.get(seat.agent), infos.get(seat.agent, {}))
                         final_mask[i, seat.k] = row
         final_obs = self._obs
@@ -659,7 +686,7 @@ class PettingZooGames:
         with game_code("environment 0 in render"):
             picture = self.envs[0].render()
             check_picture(picture)
-        return np.asarray(picture, dtype=np.uint8)
+        return picture
 
     def close(self) -> None:
         """Closes all copies. A copy that cannot be closed costs a warning."""
@@ -684,7 +711,7 @@ def refusal(message: str) -> Iterator[None]:
     except (BadGame, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise BadGame(f"{message}: {describe_error(error)}") from error
+        raise BadGame(f"{message}: {describe_error(error)}{place_of(error)}") from error
     finally:
         if folder in sys.path:  # else the module itself has removed it
             sys.path.remove(folder)
@@ -703,18 +730,23 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
         raise TypeError(f"teams must be two or more of utils.team_env.Team, not {env.teams}")
     if len({team.name for team in env.teams}) < len(env.teams) or len(set(sides_of(env.teams))) < 2:
         raise ValueError(f"teams must have different names and be of two sides or more, not {env.teams}")
+    if not all(team.agents and team.obs_dim > 0 and isinstance(team.branches, tuple) for team in env.teams):
+        raise ValueError(f"teams must have agents, an obs_dim from 1, and a tuple of branches, not as in {env.teams}")
     if any(team.branches and team.action_dim != len(team.branches) for team in env.teams):
         raise ValueError(f"action_dim must be the number of branches where a team has some, not as in {env.teams}")
-    if len(env.scripted_by_team) != len(env.teams) or not all("random" in names for names in env.scripted_by_team):
+    scripted = env.scripted_by_team
+    if len(scripted) != len(env.teams) or not all("random" in x and not isinstance(x, str) for x in scripted):
         raise ValueError(
-            f"scripted_by_team must have names for each team, random among them, not {env.scripted_by_team}"
+            f"scripted_by_team must have a tuple of names for each team, random among them, not {scripted}"
         )
     shapes = [(num_games, len(team.agents)) for team in env.teams]
     obs_shapes = [(*shape, team.obs_dim) for shape, team in zip(shapes, env.teams, strict=True)]
     check_arrays("reset", env.reset(0), obs_shapes, "float32")
     check_arrays("alive", env.alive, shapes, "bool")
-    if len(env.action_masks) != len(env.teams):
-        raise ValueError(f"action_masks must have {len(env.teams)} items, one a team, not {len(env.action_masks)}")
+    if not np.any([alive.any(axis=1) for alive in env.alive], axis=0).all():
+        raise ValueError("alive must have an agent in each game after a reset")
+    if not isinstance(env.action_masks, (list, tuple)) or len(env.action_masks) != len(env.teams):
+        raise ValueError(f"action_masks must have {len(env.teams)} items, one a team, not {env.action_masks}")
     for mask, shape, team in zip(env.action_masks, shapes, env.teams, strict=True):
         if mask is not None:
             check_arrays("action_masks", [mask], [(*shape, sum(team.branches))], "bool")
@@ -722,7 +754,9 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
     action_shapes = [(*shape, team.action_dim) for shape, team in zip(shapes, env.teams, strict=True)]
     for t, names in enumerate(env.scripted_by_team):
         for name in names:
-            check_arrays(f"scripted_actions of {name}", [env.scripted_actions(name, t)], [action_shapes[t]])
+            actions = env.scripted_actions(name, t)
+            check_arrays(f"scripted_actions of {name}", [actions], [action_shapes[t]])
+            check_actions(f"scripted_actions of {name}", env, t, np.asarray(actions))
     step = env.step([env.scripted_actions("random", t) for t in range(len(env.teams))])
     if not isinstance(step, TeamStep):
         raise TypeError(f"step must return a utils.team_env.TeamStep, not a {type(step).__name__}")
@@ -741,17 +775,33 @@ def check_arrays(
     name: str, arrays: Sequence[np.ndarray], shapes: Sequence[tuple[int, ...]], dtype: str | None = None
 ) -> None:
     """Raises ValueError if the arrays of a `TeamEnv` do not have these shapes and this type."""
+    if not isinstance(arrays, (list, tuple)):
+        raise ValueError(f"{name} must give a list of arrays, not {type(arrays).__name__}")
     found = [(np.shape(array), dtype and str(np.asarray(array).dtype)) for array in arrays]
     expected = [(shape, dtype) for shape in shapes]
     if found != expected:
         raise ValueError(f"{name} must give arrays of {expected}, not {found}")
 
 
+def check_actions(name: str, env: TeamEnv, t: int, actions: np.ndarray) -> None:
+    """Raises ValueError if numbers of a player's actions are not finite, or choices of living agents illegal."""
+    team, chosen = env.teams[t], actions[env.alive[t]]
+    is_good = bool(np.isfinite(chosen).all())
+    if team.branches and is_good:
+        is_choice = (chosen == chosen.round()) & (chosen >= 0) & (chosen < np.array(team.branches))
+        places = np.cumsum((0, *team.branches))[:-1] + chosen.astype(int)  # in a row of the masks
+        legal = legal_actions(env, t)[env.alive[t]]
+        is_good = bool(is_choice.all()) and bool(np.take_along_axis(legal, places, axis=1).all())
+    if not is_good:
+        raise ValueError(f"{name} must give {'legal choices' if team.branches else 'finite numbers'} for {team.name}")
+
+
 def check_picture(picture: Any) -> None:
     """Raises TypeError if a game's `render` gave something else than a picture."""
-    if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3:
-        found = f"an array of {picture.shape}" if isinstance(picture, np.ndarray) else type(picture).__name__
-        raise TypeError(f"render must give an array (height, width, 3), not {found}")
+    if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+        is_array = isinstance(picture, np.ndarray)
+        found = f"an array {picture.shape} of {picture.dtype}" if is_array else type(picture).__name__
+        raise TypeError(f"render must give an array (height, width, 3) of uint8, not {found}")
 
 
 def check_scripted(env_id: str, env: TeamEnv) -> TeamEnv:
@@ -837,9 +887,10 @@ def make_team_env(
     elif hasattr(found, "env"):
 
         def make(**kwargs: Any) -> ParallelEnv:
-            return turn_based_aec_to_parallel(found.env(**kwargs))
+            return to_parallel(found.env(**kwargs))
     else:
-        raise BadGame(f"{env_id} takes PettingZoo's function parallel_env or env, and that module has neither")
+        takes = "PettingZoo's function parallel_env or env, or is given as module:Class"
+        raise BadGame(f"{env_id} takes {takes}, and that module has neither function")
     with refusal(f"{env_id} cannot be made"):
         rendered = {"render_mode": "rgb_array"} if render else {}
         envs = [make(**kwargs | rendered), *(make(**kwargs) for _ in range(num_games - 1))]
