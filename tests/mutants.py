@@ -656,8 +656,8 @@ MUTANTS = [
     # --- export ---
     Mutant(
         EXPORT,
-        'actions = actions if hasattr(self.agent, "policy") else actions.tanh()',
-        "actions = actions.tanh()",
+        'if isinstance(result, tuple) and not hasattr(self.agent, "policy"):',
+        "if isinstance(result, tuple):",
         "PPO's actions are squashed as SAC's are",
         EXPORT_TESTS,
     ),

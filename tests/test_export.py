@@ -20,9 +20,12 @@ import onnxruntime
 import pytest
 import torch
 from conftest import Train
+from gymnasium.spaces import Box
 from test_sac_pixels import TINY as TINY_PIXELS
+from torch import Tensor, nn
 
 import ppo_selfplay
+import sac_continuous
 import utils.export
 from utils.export import export
 from utils.policy_stack import PolicyStack
@@ -430,3 +433,23 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         spec.loader.exec_module(module_from_spec(spec))
     assert exit_info.value.code == 2
     assert re.fullmatch(r"error: .*pip install -r requirements-onnx.txt.*\n", capsys.readouterr().err)
+
+
+def test_a_deterministic_policy() -> None:
+    """An actor that returns actions alone, as that of TD3 would."""
+
+    class Agent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.obs_rms, self.actor = sac_continuous.RunningMeanStd((4,)), nn.Sequential(nn.Linear(4, 2), nn.Tanh())
+
+        def normalize(self, obs: Tensor) -> Tensor:
+            return self.obs_rms.normalize(obs)
+
+        @torch.no_grad()
+        def act(self, obs: np.ndarray) -> np.ndarray:
+            return self.actor(self.normalize(torch.as_tensor(obs))).numpy()
+
+    policy = utils.export.Policy(Agent(), Box(-2.0, 2.0, (2,)))
+    _, error, limit = utils.export.to_onnx(policy.eval(), {"script": "td3.py"})
+    assert error < limit

@@ -995,7 +995,14 @@ def test_commands_have_their_tasks_and_seeds(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("x", "text"),
     [(0.0, "0.000"), (-0.00061, "-0.00061"), (0.5, "0.500"), (999.96, "1,000"), (99.996, "100.0")]
-    + [(1234.5, "1,234"), (12.3456, "12.35"), (float("nan"), "nan"), (-0.0004, "-0.0004"), (0.0081, "0.008"), (123456.0, "123,456")],
+    + [
+        (1234.5, "1,234"),
+        (12.3456, "12.35"),
+        (float("nan"), "nan"),
+        (-0.0004, "-0.0004"),
+        (0.0081, "0.008"),
+        (123456.0, "123,456"),
+    ],
 )
 def test_numbers_have_four_digits(x: float, text: str) -> None:
     assert describe_number(x) == text

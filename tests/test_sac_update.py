@@ -79,7 +79,7 @@ def test_twin_linear_is_two_linear_layers() -> None:
 class Reference:
     """SAC once more, from the papers: separate critics, torch.distributions, no fused optimiser, no shared passes."""
 
-    def __init__(self, agent: Agent, args: Args) -> None:
+    def __init__(self, agent: Agent, args: Any) -> None:
         self.args, agent = args, copy.deepcopy(agent)
         self.actor, self.log_alpha = agent.actor, agent.log_alpha
         self.q = [self.single_critic(agent.qf, i) for i in range(2)]
@@ -99,8 +99,8 @@ class Reference:
         return nn.Sequential(linears[0], nn.ReLU(), linears[1], nn.ReLU(), linears[2])
 
     def min_q(self, nets: list[nn.Sequential], obs: Tensor, actions: Tensor) -> Tensor:
-        """The smaller of the two values."""
-        return torch.min(*(net(torch.cat([obs, actions], 1))[:, 0] for net in nets))
+        """The smallest of the values."""
+        return torch.stack([net(torch.cat([obs, actions], 1))[:, 0] for net in nets]).amin(0)
 
     def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Fresh actions and their log-probabilities."""

@@ -51,8 +51,10 @@ class Policy(nn.Module):
         if hasattr(self.agent.actor, "sample"):  # self-play
             actions = self.agent.actor.sample(self.agent(obs), masks, 0.0)
         else:
-            actions, _ = self.agent.actor(self.agent.normalize(obs))
-            actions = actions if hasattr(self.agent, "policy") else actions.tanh()  # PPO has `policy`, SAC has not
+            result = self.agent.actor(self.agent.normalize(obs))
+            actions = result[0] if isinstance(result, tuple) else result  # mean and log standard deviation, or actions
+            if isinstance(result, tuple) and not hasattr(self.agent, "policy"):  # SAC: PPO has `policy`
+                actions = actions.tanh()
         return actions if self.space is None else self.to_task(actions)
 
     def to_task(self, actions: Tensor) -> Tensor:
@@ -214,7 +216,7 @@ def load_selfplay(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Poli
 def to_onnx(policy: Policy, metadata: dict[str, str]) -> tuple[bytes, float, float]:
     """The ONNX file of a policy, its largest error and the limit of that; ends the program if an error is over it."""
     rng, outputs = np.random.default_rng(0), list(policy.outputs)
-    inputs = policy.examples(2, rng)
+    inputs = policy.examples(3, rng)
     names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
     names["dynamic_axes"] = {name: {0: "batch"} for name in (*inputs, *outputs)}
     tensors = tuple(torch.as_tensor(x) for x in inputs.values())
