@@ -106,7 +106,12 @@ def start(script: ModuleType, *argv: str) -> int:
 
 
 def wait(pid: int) -> int:
-    """The exit status of a child."""
+    """The exit status of a child, which is killed after four minutes."""
+    deadline = time.monotonic() + 240
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -120,7 +125,9 @@ def wait_for(pid: int, condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        assert condition() or (not ended and time.monotonic() < deadline), Path("out.txt").read_text()
+        if not condition() and (ended or time.monotonic() > deadline):
+            kill(pid)
+            pytest.fail(Path("out.txt").read_text())
         time.sleep(0.002)
 
 
@@ -451,7 +458,7 @@ def test_learning_that_gives_no_number(
     any_script: ModuleType, quantity: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A loss or a gradient that is not finite: neither a checkpoint nor a model has such weights."""
-    flags = break_down(monkeypatch, any_script, "") | {"log_freq": 12, "learning_starts": 30, "updates_per_step": 0.2}
+    flags = break_down(monkeypatch, any_script, "") | {"log_freq": 9, "learning_starts": 30, "updates_per_step": 0.2}
     is_ppo = any_script.__name__.startswith("ppo")
     flags = {name: value for name, value in flags.items() if hasattr(any_script.Args, name)}
     names = ("value_loss", "grad_norm") if is_ppo else ("qf1_loss", "qf_grad_norm")
@@ -470,7 +477,9 @@ def test_learning_that_gives_no_number(
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.startswith(f"error: losses/{key} is not a finite number at step ")
     step = int(message.split()[-1].replace(",", ""))
-    assert torch.load(only_run() / "checkpoint.pt", weights_only=True)["global_step"] == step - 12
+    saved = torch.load(only_run() / "checkpoint.pt", weights_only=True)
+    assert step - 12 <= saved["global_step"] < step
+    assert all(x.isfinite().all() for _, x in flatten(saved) if isinstance(x, torch.Tensor) and x.is_floating_point())
     assert not (only_run() / "model.pt").exists()
 
 
@@ -493,9 +502,12 @@ def test_a_full_disk(
     capsys.readouterr()
     any_script.main(any_script.Args(**flags))
     lines = capsys.readouterr().err.splitlines()
-    warnings = [line for line in lines if line.startswith("warning: no checkpoint at step ")]
+    warnings = [line for line in lines if line.startswith("warning: the checkpoint of step ")]
     assert len(warnings) >= 3
-    assert all(line.endswith("and the one before stays: [Errno 28] No space left on device") for line in warnings)
+    assert all(
+        line.endswith(" was not written, and the last one is kept: [Errno 28] No space left on device")
+        for line in warnings
+    )
     both = []
     for content in (calm, everything(only_run())):  # the buffer's rows are divided among other files
         both.append({key: value for key, value in content.items() if "/files/" not in key and ".npz" not in key})

@@ -72,10 +72,10 @@ def test_a_training_in_a_process_of_multiprocessing_heeds_signals() -> None:
     """Only processes of environments ignore them."""
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    process = context.Process(target=report_signals, args=(queue,))
+    process = context.Process(target=report_signals, args=(queue,), daemon=True)
     process.start()
     assert queue.get(timeout=60) == [False, False]
-    process.join()
+    process.join(60)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -195,7 +195,7 @@ def test_ppo_learns_from_every_transition_and_nothing_else(
 def test_dict_observations_and_other_bounds(script: ModuleType, train: Train) -> None:
     """Observations are flattened; actions get the task's shape, stay within its bounds and reach them."""
     Nested.seen.clear()
-    flags = {"total_timesteps": 1024, "num_steps": 128} if script is ppo_continuous else {}
+    flags = {"total_timesteps": 1024, "num_steps": 128} if script is ppo_continuous else {"learning_starts": 200}
     train(script, env_id="toy_envs:Nested-v0", **flags)
     actions = np.stack(Nested.seen)
     assert actions.shape[1:] == (1, 2)

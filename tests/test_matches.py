@@ -365,6 +365,25 @@ def test_metrics_by_hand() -> None:
         }
     )
     assert matches.metrics() == ratings
+    matches.lengths = [3, 4, 11]
+    assert matches.metrics()["charts/episodic_length"] == 6.0
+
+
+def test_the_age_of_opponents_is_that_of_snapshots() -> None:
+    """A scripted player has none."""
+    matches = make_matches(HUNT, 2, latest_ratio=1.0)
+    matches.finished = [(1.0, 1200.0, 250.0), (0.0, 1200.0, np.nan)]
+    assert matches.metrics()["selfplay/opponent_age"] == 250.0
+
+
+@pytest.mark.parametrize(("swap_steps", "is_told"), [(29, True), (30, False), (0, False)])
+def test_swaps_that_are_shorter_than_a_game(swap_steps: int, is_told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """The steps of all opponents in games of ten steps count; told once."""
+    matches = make_matches(HUNT, 3, swap_steps=swap_steps)
+    for _ in range(2):
+        matches.lengths = [10]
+        matches.metrics()
+    assert capsys.readouterr().err.count("so opponents change after every game") == is_told
 
 
 def test_the_oldest_opponent_of_each_game() -> None:

@@ -1,5 +1,6 @@
 """PPO's losses and update in float64 against references: torch.distributions, loops over samples, a second Adam."""
 
+import copy
 import math
 from functools import partial
 from types import ModuleType
@@ -14,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from test_gae import GAMMA, LAMBDA, gae_by_definition
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
-from toy_envs import make_vector
+from toy_envs import TwoActions, make_vector
 
 import ppo_continuous
 import ppo_selfplay
@@ -89,7 +90,7 @@ def test_value_loss_by_cases() -> None:
     "flags",
     [
         {},
-        {"norm_adv": True, "ent_coef": 0.1},
+        {"norm_adv": True, "ent_coef": 0.1, "vf_coef": 0.8, "clip_coef": 0.3},
         {"max_grad_norm": 0.01},  # always shortened
         {"max_grad_norm": 1e3},  # never shortened, and never made longer
         {"std_min": None},
@@ -99,8 +100,8 @@ def test_updates_against_a_second_implementation(flags: dict[str, float | None])
     """Five steps in float64, every weight compared: networks, joint loss, gradient clipping and Adam, written again."""
     torch.manual_seed(0)
     args = Args(**{"std_min": 0.51} | flags)  # type: ignore[arg-type]
-    agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), args).double()
-    agent.actor.log_std.data = torch.tensor([-0.7], dtype=torch.float64)  # just below the bound, log(0.51) = -0.673
+    agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1, TwoActions), args).double()
+    agent.actor.log_std.data = torch.tensor([-0.7, 0.1]).double()  # the first just below log(0.51) = -0.673
     optimizer = Adam(agent.parameters(), 1e-2, 0.9, 0.999, 1e-5)
 
     params = {name: p.detach().clone().requires_grad_() for name, p in agent.named_parameters()}
@@ -112,23 +113,26 @@ def test_updates_against_a_second_implementation(flags: dict[str, float | None])
         return x @ params[f"{net}.4.weight"].T + params[f"{net}.4.bias"]
 
     for t in range(1, 6):
-        obs, actions, log_prob = torch.randn(16, 2).double(), torch.randn(16, 1).double(), -torch.rand(16).double() - 1
+        obs, actions, log_prob = torch.randn(16, 2).double(), torch.randn(16, 2).double(), -torch.rand(16).double() - 2
         advantages, returns, values = torch.randn(16).double(), torch.randn(16).double(), torch.randn(16).double()
-        update(agent, optimizer, (obs, actions, log_prob, advantages, returns, values), args)
+        metrics = update(agent, optimizer, (obs, actions, log_prob, advantages, returns, values), args)
 
         policy = Normal(forward("actor.mean", obs), params["actor.log_std"].exp())
         scaled = torch.as_tensor(scipy.stats.zscore(advantages.numpy(), ddof=1)) if args.norm_adv else advantages
-        surrogate, value_error = torch.zeros(()).double(), torch.zeros(()).double()
+        (surrogate, value_error), clip = torch.zeros(2).double(), args.clip_coef
         ratios, new_values = (policy.log_prob(actions).sum(1) - log_prob).exp(), forward("critic", obs)[:, 0]
         for i in range(16):
-            low, high = ratios[i] * scaled[i], torch.clip(ratios[i], 0.8, 1.2) * scaled[i]
+            low, high = ratios[i] * scaled[i], torch.clip(ratios[i], 1 - clip, 1 + clip) * scaled[i]
             surrogate = surrogate + (low if low < high else high) / 16
-            clipped_error = (values[i] + torch.clip(new_values[i] - values[i], -0.2, 0.2) - returns[i]) ** 2
+            clipped_error = (values[i] + torch.clip(new_values[i] - values[i], -clip, clip) - returns[i]) ** 2
             value_error = value_error + max((new_values[i] - returns[i]) ** 2, clipped_error) / 16
-        loss = -surrogate - args.ent_coef * policy.entropy().sum(1).mean() + 0.5 * 0.5 * value_error
+        entropy = policy.entropy().sum(1).mean()
+        loss = -surrogate - args.ent_coef * entropy + args.vf_coef * 0.5 * value_error
 
         grads = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
         norm = math.sqrt(sum(g.square().sum().item() for g in grads.values()))
+        assert metrics["losses/entropy"].item() == pytest.approx(entropy.item())
+        assert metrics["losses/grad_norm"].item() == pytest.approx(norm)  # before it is shortened
         for name, p in params.items():
             g = grads[name] * min(1.0, args.max_grad_norm / (norm + 1e-6))
             m, v = moments[name]
@@ -194,7 +198,7 @@ def test_the_policy_in_numpy_is_the_networks(norm_obs: bool) -> None:
     optimizer = Adam(agent.parameters(), 0.1, 0.9, 0.999, 1e-8)
     agent.obs_rms.update(torch.randn(100, 2) * 3 + 5)
     obs, noise = torch.randn(20, 2) * 3 + 5, torch.randn(20, 1)
-    obs[0] = 1e6  # clipped if normalised
+    obs[0], obs[1] = 1e6, -1e6  # clipped if normalised
     for _ in range(2):
         mean, log_std = agent.actor(agent.normalize(obs))
         act = agent.policy()
@@ -269,6 +273,28 @@ def test_old_log_probabilities_are_those_of_the_policy_that_acted(spies: Spies) 
         np.testing.assert_allclose(log_prob.numpy(), expected, rtol=1e-3, atol=1e-3)
 
 
+def test_discounted_returns(spies: Spies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the reward's scale is made of: by --gamma, in each environment, from an episode's beginning on."""
+    rollouts: list[Any] = []
+
+    def spy(agent: Any, rollout: Any, *rest: Any) -> Any:
+        rollouts.append(copy.deepcopy(rollout))
+        return spies.spy_make_batch(agent, rollout, *rest)
+
+    monkeypatch.setattr(spies.module, "make_batch", spy)
+    task = {"env_id": "toy_envs:Counting-v0"} if spies.module is ppo_continuous else {}
+    spies.run(spies.module, gamma=0.6, checkpoint_freq=0, **task)
+    rewards, dones, found = (
+        np.concatenate([getattr(x, name) for x in rollouts]) for name in ("rewards", "dones", "discounted_returns")
+    )
+    expected = np.zeros(rewards.shape[1])
+    for t in range(len(rewards)):
+        expected = 0.6 * expected + rewards[t]
+        np.testing.assert_allclose(found[t], expected, rtol=1e-5, atol=1e-5)
+        expected[dones[t]] = 0.0
+    assert dones.any()
+
+
 def test_explained_variance(spies: Spies) -> None:
     """1 - Var(returns - values) / Var(returns), over the rollout; returns are advantages plus values."""
     logged = [value for _, value in spies.train(target_kl=None)["losses/explained_variance"]]
@@ -313,7 +339,7 @@ def test_what_is_learned_from_a_rollout(module: ModuleType, norm: bool) -> None:
         rollout.valid[:] = valid = rng.random(shape) < 0.7
     rollout.obs[:], rollout.final_obs[:] = rng.normal(3.0, 2.0, (2, *shape, 2))
     rollout.rewards[:], rollout.discounted_returns[:] = rng.normal(size=shape), rng.normal(1.0, 3.0, shape)
-    rollout.rewards[0, 0] = 1e3  # more than ten standard deviations
+    rollout.rewards[0, :2] = 1e3, -1e3  # more than ten standard deviations
     rollout.dones[:] = rng.random(shape) < 0.3
     rollout.terminations[:] = rollout.dones & (rng.random(shape) < 0.5)
     old_obs, old_returns = rng.normal(size=(20, 2)), rng.normal(size=20)
@@ -356,11 +382,12 @@ def test_each_epoch_has_an_order_of_its_own(module: ModuleType, monkeypatch: pyt
     def spy(agent: Any, optimizer: Any, minibatch: tuple[torch.Tensor, ...], *_: Any) -> dict[str, torch.Tensor]:
         assert torch.equal(minibatch[0], -minibatch[1])
         seen.append(minibatch[0])
-        return {"losses/approx_kl": torch.zeros(())}
+        return {"losses/approx_kl": torch.zeros(()), "losses/count": torch.tensor(float(len(seen)))}
 
     monkeypatch.setattr(module, "update", spy)
     rows = torch.arange(64)
-    module.learn_from(None, None, (rows, -rows), module.Args(update_epochs=3, num_minibatches=4), None)
+    metrics = module.learn_from(None, None, (rows, -rows), module.Args(update_epochs=3, num_minibatches=4), None)
+    assert metrics["losses/count"] == 6.5  # the mean over all minibatches
     assert [len(x) for x in seen] == 12 * [16]
     orders = torch.cat(seen).reshape(3, 64).tolist()
     assert all(sorted(order) == rows.tolist() for order in orders)

@@ -307,6 +307,34 @@ def test_interval_of_an_improvement_holds_it(n: int, shift: float) -> None:
     assert high_at_one == 1.0
 
 
+@pytest.mark.parametrize(("p", "n", "m"), [(0.7, 3, 10), (0.5, 10, 3), (0.9, 4, 6)])
+def test_interval_of_an_improvement_with_unequal_numbers_of_runs(p: float, n: int, m: int) -> None:
+    """The ends are the roots of Newcombe's equation, with the mean of both numbers in the variance."""
+
+    def distance(q: float) -> float:
+        size = (n + m) / 2
+        variance = q * (1 - q) / (n * m) * (1 + (size - 1) * ((1 - q) / (2 - q) + q / (1 + q)))
+        return float(abs(p - q) - 1.959964 * np.sqrt(variance))
+
+    ends = scipy.optimize.brentq(distance, 1e-6, p), scipy.optimize.brentq(distance, p, 1 - 1e-6)
+    assert win_interval(p, n, m) == pytest.approx(ends, abs=3e-4)
+
+
+def test_interval_over_tasks_is_the_wider_of_two() -> None:
+    """The stratified bootstrap, resampled here run by run, and the tasks' own intervals combined; not wider."""
+    rng = np.random.default_rng(5)
+    ours, theirs = rng.normal(0.5, 1.0, (3, 9)), rng.normal(0.0, 1.0, (3, 7))
+    resampled = [
+        np.mean([(rng.choice(x, 9)[:, None] > rng.choice(y, 7)).mean() for x, y in zip(ours, theirs, strict=True)])
+        for _ in range(4000)
+    ]
+    single = np.array([probability_of_improvement([x], [y]) for x, y in zip(ours, theirs, strict=True)])
+    p = single[:, 0].mean()
+    low, high = p - np.linalg.norm(single[:, 0] - single[:, 1]) / 3, p + np.linalg.norm(single[:, 2] - single[:, 0]) / 3
+    ends = min(low, np.percentile(resampled, 2.5)), max(high, np.percentile(resampled, 97.5))
+    assert probability_of_improvement(list(ours), list(theirs)) == pytest.approx((p, *ends), abs=0.012)
+
+
 # === Reading ==========================================================================================================
 
 

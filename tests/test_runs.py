@@ -146,11 +146,11 @@ def test_processes_of_environments_leave_signals_to_the_training() -> None:
     """Also those that are not forked, and so have no handlers of the training."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=wait_for_signals, args=(there,))
+    process = context.Process(target=wait_for_signals, args=(there,), daemon=True)
     process.start()
     assert here.poll(120)
     assert all(here.recv())
-    process.join()
+    process.join(60)
 
 
 def test_printed_commands_can_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -415,8 +415,9 @@ class Process:
         """Waits until this has been printed."""
         deadline = time.monotonic() + 120
         while text not in self.output:
-            assert self.process.poll() is None, self.output
-            assert time.monotonic() < deadline, self.output
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.process.kill()
+                pytest.fail(self.output)
             time.sleep(0.01)
 
     def signal(self, signum: int) -> None:

@@ -71,6 +71,12 @@ class GreySlides(Slides):
     size = (20, 30)  # type: ignore[assignment]
 
 
+class WideSlides(Slides):
+    """Its actions have two dimensions."""
+
+    action_space = Box(-1.0, 1.0, (2,), np.float32)
+
+
 class UnevenSlides(Slides):
     """Its episodes terminate after 2 to 8 steps; the length is drawn in the first one."""
 
@@ -91,6 +97,7 @@ class Blind(gym.Env):
 gym.register("Slides-v0", entry_point="test_sac_pixels:Slides")
 gym.register("LimitedSlides-v0", entry_point="test_sac_pixels:Slides", max_episode_steps=9)
 gym.register("UnevenSlides-v0", entry_point="test_sac_pixels:UnevenSlides")
+gym.register("WideSlides-v0", entry_point="test_sac_pixels:WideSlides")
 gym.register("GreySlides-v0", entry_point="test_sac_pixels:GreySlides")
 gym.register("Planes-v0", entry_point="test_sac_pixels:Planes")
 gym.register("Blind-v0", entry_point="test_sac_pixels:Blind")

@@ -13,6 +13,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 from toy_envs import make_vector
 
 import sac_continuous
+import sac_selfplay
 from sac_continuous import Adam, Agent, Args, TwinLinear, sample_actions, update
 
 
@@ -71,8 +72,9 @@ def test_twin_linear_is_two_linear_layers() -> None:
         layer = nn.Linear(64, 7)
         layer.weight.data, layer.bias.data = twin.weight[i].T, twin.bias[i, 0]
         torch.testing.assert_close(twin(x)[i], layer(x[i]))
-    torch.testing.assert_close(twin.weight.abs().max().item(), 1 / 8, rtol=0.05, atol=0)
-    torch.testing.assert_close(nn.Linear(64, 7).weight.abs().max().item(), 1 / 8, rtol=0.05, atol=0)
+    layers = TwinLinear(64, 300), sac_selfplay.TwinLinear(64, 300), nn.Linear(64, 300)
+    for x in (x for layer in layers for x in (layer.weight, layer.bias)):
+        torch.testing.assert_close([x.min().item(), x.max().item()], [-1 / 8, 1 / 8], rtol=0.05, atol=0)
     assert not torch.equal(twin.weight[0], twin.weight[1])
 
 

@@ -236,7 +236,7 @@ def refuse_folder(
     """--evaluate or --against refuses the folder for this file of it."""
     words = ["--evaluate", str(folder if flag == "evaluate" else good)]
     stderr = run(script, capsys, *words, *(["--against", str(folder)] if flag == "against" else []))
-    assert re.match(rf"error: --{flag} takes a run folder with (a whole|the) {file} of this script, and", stderr)
+    assert re.match(rf"error: --{flag} takes a run folder with (a valid|the) {file} of this script, and", stderr)
 
 
 @pytest.mark.slow

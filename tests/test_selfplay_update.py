@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
-import ppo_continuous
 import ppo_selfplay
 import sac_continuous
 import sac_selfplay
@@ -265,21 +264,6 @@ def test_ppo_updates_against_a_second_implementation(branches: tuple[int, ...], 
         assert metrics["losses/entropy"].item() == pytest.approx(entropy.item(), rel=1e-6)
     for name, p in agent.named_parameters():
         torch.testing.assert_close(p, params[name], rtol=1e-6, atol=1e-9)
-
-
-def test_ppo_shares_its_losses_with_the_single_agent_script() -> None:
-    """On the same numbers: surrogate, its metrics, value loss, advantages."""
-    torch.manual_seed(0)
-    x, y, z = torch.randn(3, 6, 40).double()
-    ends = (torch.rand(2, 6, 40) < 0.2).double()
-    for clip_coef in (0.1, 0.3):
-        for name in ("compute_policy_loss", "compute_value_loss"):
-            ours, theirs = (
-                getattr(module, name)(x[0], y[0], z[0], clip_coef) for module in (ppo_selfplay, ppo_continuous)
-            )
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    ours, theirs = (m.compute_gae(x, y, z, ends[0], ends.amax(0), 0.9, 0.8) for m in (ppo_selfplay, ppo_continuous))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 def test_kl_metric_of_a_categorical_policy() -> None:

@@ -1,7 +1,9 @@
 """Turns that fill a run in whole cycles, their snapshots, and first games that are cut at different steps."""
 
 import json
+import math
 from dataclasses import replace
+from fractions import Fraction
 from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -33,6 +35,16 @@ def test_turns_end_in_whole_cycles() -> None:
     assert ends(10**6, 10**6, 900) == [300, 900]  # at least one cycle, however long the turn
     assert len(ends(None, None, 3000)) == 20
     assert turn_ends(Sumo(1).teams, {"sumo": 512}, 1536) == [1536]  # one policy: one turn
+
+
+@pytest.mark.parametrize("stride", [1, 64])
+def test_ends_of_turns_in_fractions(stride: int) -> None:
+    """Rounding makes no turn a step longer, and no cycle is missing. A third of each cycle is the pursuers'."""
+    for total in range(27 * stride, 60 * stride, stride):
+        cycles = min(10, total // (3 * stride))
+        exact = [Fraction(total * (3 * cycle + third), 3 * cycles) for cycle in range(cycles) for third in (1, 3)]
+        found = turn_ends(Pursuit(1).teams, {"pursuers": None, "evader": None}, total, stride)
+        assert found == [math.ceil(x) for x in exact], total
 
 
 @pytest.mark.parametrize(("pursuers", "evader"), [(None, None), (100, 100), (900, 100)])
@@ -217,6 +229,16 @@ def test_swaps_per_turn_are_those_of_the_turns_that_there_are(selfplay: ModuleTy
         assert matches.swap_steps == pytest.approx(first / 4, abs=1)  # the evader is the one ghost
         matches.give_turn("evader")
         assert matches.swap_steps == pytest.approx(2 * second / 4, abs=1)
+
+
+def test_swaps_per_turn_of_a_symmetric_game(selfplay: ModuleType) -> None:
+    """A turn is what --team-change says, or the whole run."""
+    for team_change, turn in ((4_000, 4_000), (None, 100_000)):
+        args = selfplay.Args(num_games=8, swaps_per_turn=4.0, team_change=team_change)
+        env = selfplay.make_env(args, args.num_games)
+        agents = {"sumo": selfplay.Agent(env.teams[0], args)}
+        matches = start_matches({"sumo": args}, env, agents, total_steps=100_000, stride=8)
+        assert matches.swap_steps == turn / 4
 
 
 def test_a_behaviour_that_cannot_learn_is_told(capsys: Capture) -> None:

@@ -258,6 +258,35 @@ def test_a_run_of_a_variant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert load_weights(only_run())["obs_rms.count"] == 120
 
 
+@pytest.mark.parametrize("name", IN_ONE_PROCESS)
+def test_the_target_entropy_counts_action_dimensions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Minus the scale times two, in a task with two of them."""
+    script, seen = load_script(name), set[float]()
+    compute_alpha_loss = script.compute_alpha_loss
+
+    def spy(agent: Any, log_prob: Tensor, target_entropy: float) -> Any:
+        seen.add(target_entropy)
+        return compute_alpha_loss(agent, log_prob, target_entropy)
+
+    monkeypatch.setattr(script, "compute_alpha_loss", spy)
+    task = "test_sac_pixels:WideSlides-v0" if name == "sac_pixels" else "toy_envs:Nested-v0"
+    flags = {"env_id": task, "autotune": True, "target_entropy_scale": 0.75, "total_timesteps": 120, "eval_freq": 0}
+    script.main(script.parse_args(script.Args, words(name, **flags)))
+    assert seen == {-1.5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_ONE_PROCESS)
+def test_the_discount_reaches_the_losses(name: str) -> None:
+    """Another value gives other weights."""
+    script, weights = load_script(name), []
+    for value in (0.5, 0.9):
+        assert run(script, *words(name, total_timesteps=200, gamma=value)) == 0, Path("out.txt").read_text()
+        weights.append(load_weights(only_run()))
+        only_run().rename(str(value))
+    assert not all(x.equal(weights[1][key]) for key, x in weights[0].items() if key.startswith("qf."))
+
+
 @pytest.mark.parametrize("name", ["sac_continuous", *IN_ONE_PROCESS])
 def test_how_an_agent_begins(name: str) -> None:
     """Targets are copies, the entropy coefficient is --alpha, and the log standard deviation is in [-20, 2]."""

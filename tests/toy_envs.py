@@ -36,6 +36,12 @@ class Counting(gym.Env):
         return obs, reward, ends and terminates, ends and not terminates, {}
 
 
+class TwoActions(Counting):
+    """Its actions have two dimensions."""
+
+    action_space = Box(-1.0, 1.0, (2,), np.float32)
+
+
 class Endless(Counting):
     """Goes on until its time limit."""
 
@@ -97,9 +103,9 @@ def refuse(error: type[BaseException]) -> gym.Env:
     raise error("no such file: terrain.xml")
 
 
-def make_vector(mode: AutoresetMode | None, num_envs: int) -> VectorEnv:
+def make_vector(mode: AutoresetMode | None, num_envs: int, task: type[gym.Env] = Counting) -> VectorEnv:
     """A vector environment as a task with its own `vector_entry_point` would bring it; None: of no known mode."""
-    envs = SyncVectorEnv([Counting] * num_envs, autoreset_mode=mode or AutoresetMode.SAME_STEP)
+    envs = SyncVectorEnv([task] * num_envs, autoreset_mode=mode or AutoresetMode.SAME_STEP)
     if mode is None:
         envs.metadata = {}
     return envs
