@@ -19,6 +19,7 @@ import sac_selfplay
 from utils.games import Pursuit, Sumo
 from utils.matches import Matches, behavior_args, start_matches, turn_ends
 from utils.snapshot_pool import SnapshotPool
+from utils.team_env import Team
 
 Capture = pytest.CaptureFixture[str]
 
@@ -45,6 +46,9 @@ def test_ends_of_turns_in_fractions(stride: int) -> None:
         exact = [Fraction(total * (3 * cycle + third), 3 * cycles) for cycle in range(cycles) for third in (1, 3)]
         found = turn_ends(Pursuit(1).teams, {"pursuers": None, "evader": None}, total, stride)
         assert found == [math.ceil(x) for x in exact], total
+    three, one = (Team(name, name, tuple(map(str, range(n))), 1, 1, ()) for name, n in (("three", 3), ("one", 1)))
+    ends = turn_ends([three, one], {"three": None, "one": None}, 28 * stride, stride)
+    assert ends == [4 * stride * cycle + part * stride for cycle in range(7) for part in (1, 4)]
 
 
 @pytest.mark.parametrize(("pursuers", "evader"), [(None, None), (100, 100), (900, 100)])
