@@ -242,6 +242,7 @@ def origin_notes(groups: Groups, args: Args) -> list[str]:
     for name, values in (("labels", args.labels), ("published-algorithms", args.published_algorithms)):
         words += [f"--{name}", *values] if values else []
     words += ["--smooth", str(args.smooth)] if args.smooth > 1 else []
+    words += ["--cross-play", "--cross-play-games", str(args.cross_play_games)] if args.cross_play else []
     notes.append(
         f"Intervals of means are Student's t. Made by `python -m benchmark.report {shlex.join(['RUNS', *words])}`."
     )

@@ -278,9 +278,7 @@ def group_runs(runs: list[Run]) -> tuple[Groups, Groups, list[str]]:
     notes += mixture_notes(ended)
     stops = Counter(run.exp_name for run in ended if STOPPED in run.command)
     for name, count in stops.items():
-        notes.append(
-            f"**Stopped by a signal and resumed**: {count} runs of {name}. An uninterrupted run has other numbers."
-        )
+        notes.append(f"**Stopped by a signal and resumed**: {name} ({count}). An uninterrupted run has other numbers.")
     notes += count_as_worst(groups)
     for task in dict.fromkeys(env_id for env_id, _ in groups):
         steps = [last_step([run]) for (env_id, _), group in groups.items() if env_id == task for run in group]

@@ -985,7 +985,7 @@ def test_a_run_that_was_stopped_is_told(tmp_path: Path) -> None:
         runs.append(write_journal(folder, start, end | {"exit": status}, resumed))
     assert [run.command for run in read_all(runs)] == ["python ppo.py, stopped and resumed", "python ppo.py"]
     main(Args(runs=runs, output=tmp_path / "study"))
-    note = "**Stopped by a signal and resumed**: 1 runs of ppo. An uninterrupted run has other numbers."
+    note = "**Stopped by a signal and resumed**: ppo (1). An uninterrupted run has other numbers."
     assert group_runs(runs_module.read_study(tmp_path / "study"))[2] == [note]
 
 
@@ -1091,6 +1091,10 @@ def test_labels_formats_and_smoothing(folders: list[Path], tmp_path: Path, capsy
     )
     main(args)
     names = {path.name for path in (tmp_path / "x").glob("*.*") if path.suffix in (".pdf", ".svg", ".png")}
+    page = (tmp_path / "x" / "README.md").read_text()
+    assert "- Names in the figures: sac is Soft actor-critic; ppo is PPO, defaults.\n" in page
+    flags = "--normalize-by sac --labels 'sac=Soft actor-critic' 'ppo=PPO, defaults' --smooth 3"
+    assert f"Made by `python -m benchmark.report RUNS {flags}`." in page
     figures = ("steps", "time", "intervals", "improvement", "profiles")
     assert names == {f"{name}.{ending}" for name in figures for ending in ("pdf", "svg")}
     look = make_look(grouped(folders), labels, smooth=3)

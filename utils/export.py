@@ -53,7 +53,7 @@ class Policy(nn.Module):
         else:
             result = self.agent.actor(self.agent.normalize(obs))
             actions = result[0] if isinstance(result, tuple) else result  # mean and log standard deviation, or actions
-            if isinstance(result, tuple) and not hasattr(self.agent, "policy"):  # SAC: PPO has `policy`
+            if isinstance(result, tuple) and not hasattr(self.agent, "policy"):  # SAC; an agent of PPO has `policy`
                 actions = actions.tanh()
         return actions if self.space is None else self.to_task(actions)
 
