@@ -1,14 +1,23 @@
 """The compiled update computes what the plain one does; without a compiler the plain one is used."""
 
+import copy
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import load_weights
+
+from sac_continuous import Args
+from utils.run import CudaGraphs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parent.parent
@@ -175,3 +184,58 @@ def test_a_script_copied_alone_is_compiled(name: str, tmp_path: Path) -> None:
         (tmp_path / "runs").rename(tmp_path / flag)
     plain, compiled = weights
     torch.testing.assert_close(compiled, plain, rtol=1e-2, atol=2e-3)
+
+
+GRAPHS: list[SimpleNamespace] = []  # what stands for CUDA graphs on the CPU
+
+
+def scaled(module: torch.nn.Linear, batch: tuple[torch.Tensor, ...], args: Args) -> tuple[Any, ...]:
+    """What is recorded: of the shape of a gradient function. On the CPU, a replay calls it again."""
+    results = module(batch[0]) * args.gamma, None, {"sum": batch[0].sum() + batch[1]}
+    if GRAPHS and GRAPHS[-1].is_open:
+        constants = copy.copy(args)
+
+        def replay() -> None:
+            new = scaled(module, batch, constants)
+            results[0].copy_(new[0]), results[2]["sum"].copy_(new[2]["sum"])
+
+        GRAPHS[-1].replay = replay
+    return results
+
+
+def check_recordings(device: str) -> None:
+    """What it returned stays when it is called again; shapes, other modules and changed arguments are recorded anew."""
+    args, recorded = Args(), CudaGraphs(scaled)
+    modules = [torch.nn.Linear(3, 2, device=device).requires_grad_(False) for _ in range(2)]
+    calls = []
+    for module, rows, gamma in ((0, 4, 0.99), (0, 4, 0.99), (1, 4, 0.99), (1, 5, 0.99), (1, 5, 0.5), (0, 4, 0.99)):
+        args.gamma = gamma
+        modules[0].weight.mul_(1.1)  # in place, as an optimiser steps it
+        batch = torch.randn(3, rows, device=device).T, torch.randn(1, device=device)
+        calls.append((recorded(modules[module], batch, args), scaled(modules[module], batch, args)))
+    for result, expected in calls:
+        torch.testing.assert_close(result, expected)
+    assert len(recorded.recordings) == 4
+    for args.gamma in np.linspace(0.1, 0.9, 20):
+        recorded(modules[0], batch, args)
+    assert len(recorded.recordings) <= 16
+
+
+def test_recordings_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins for CUDA."""
+
+    @contextmanager
+    def graph(opened: SimpleNamespace) -> Iterator[None]:
+        opened.is_open = True
+        yield
+        opened.is_open = False
+
+    def cuda_graph() -> SimpleNamespace:
+        GRAPHS.append(SimpleNamespace(is_open=False))
+        return GRAPHS[-1]
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    fakes = {"Stream": lambda: stream, "current_stream": lambda: stream, "stream": nullcontext}
+    for name, fake in {**fakes, "CUDAGraph": cuda_graph, "graph": graph}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    check_recordings("cpu")
