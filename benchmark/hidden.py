@@ -19,12 +19,12 @@ def make_pendulum(**kwargs: Any) -> gym.Env:
     return show(PendulumEnv(**kwargs), slice(2, 3))
 
 
-def make_hopper(**kwargs: Any) -> gym.Env:
-    """The positions, without the velocities: `--env-id Hopper-v5 --observe 0,1,2,3,4`."""
-    from gymnasium.envs.mujoco.hopper_v5 import HopperEnv  # needs mujoco
+def make_double_pendulum(**kwargs: Any) -> gym.Env:
+    """The positions, without velocities and forces: `--env-id InvertedDoublePendulum-v5 --observe 0,1,2,3,4`."""
+    from gymnasium.envs.mujoco.inverted_double_pendulum_v5 import InvertedDoublePendulumEnv  # needs mujoco
 
-    return show(HopperEnv(**kwargs), slice(0, 5))
+    return show(InvertedDoublePendulumEnv(**kwargs), slice(0, 5))
 
 
 gym.register("PendulumVelocity-v1", entry_point=make_pendulum, max_episode_steps=200)
-gym.register("HopperPositions-v1", entry_point=make_hopper, max_episode_steps=1000)
+gym.register("DoublePendulumPositions-v1", entry_point=make_double_pendulum, max_episode_steps=1000)

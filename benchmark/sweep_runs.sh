@@ -84,12 +84,17 @@ case $1 in
         recall recall_long --sequence-length 32 --no-stored-state
         report sac_recall sweeps/recall_{zeros,stored,zeros_burn_in,stored_burn_in,long}
         ;;
-    sac_hopper_positions) # Hopper-v5 without its velocities; ten hours of one core
-        sweep --script "$repository/variants/sac_recurrent.py" --env-ids Hopper-v5 --seeds 101 102 103 --workers "${workers:-2}" \
-            --folder sweeps/sac_recurrent_hopper -- --observe 0,1,2,3,4 --total-timesteps 300000 --updates-per-step 0.5 --no-cuda
-        sweep --script "$repository/sac_continuous.py" --env-ids benchmark.hidden:HopperPositions-v1 Hopper-v5 --seeds 101 102 103 \
-            --workers "${workers:-2}" --folder sweeps/sac_hopper_positions -- --total-timesteps 300000 --no-cuda
-        report sac_hopper_positions sweeps/sac_{recurrent_hopper,hopper_positions}
+    sac_positions) # a double pendulum whose velocities are hidden, with and without memory, and as it is; fifty minutes of one core
+        flags="--learning-starts 1000 --total-timesteps 30000 --eval-freq 3000 --checkpoint-freq 3000 --no-cuda"
+        positions() { # EXPERIMENT SCRIPT TASK FLAGS
+            sweep --script "$repository/$2.py" --exp-name "$1" --folder "sweeps/positions_$1" --env-ids "$3" --seeds 101 102 103 \
+                --workers "${workers:-2}" -- $flags "${@:4}"
+        }
+        positions memory variants/sac_recurrent InvertedDoublePendulum-v5 --observe 0,1,2,3,4 --sequence-length 32 --updates-per-step 0.5
+        positions no_memory sac_continuous benchmark.hidden:DoublePendulumPositions-v1
+        positions all sac_continuous InvertedDoublePendulum-v5
+        report sac_positions sweeps/positions_{memory,no_memory,all} --labels memory="hidden velocities, memory" \
+            no_memory="hidden velocities, no memory" all="whole observations, no memory"
         ;;
     sac_rewards) # a reward that the task's own does not lead to: with random network distillation, with curiosity, without
         flags="--learning-starts 1000 --total-timesteps 10000 --eval-freq 1000 --checkpoint-freq 0 --no-cuda"

@@ -324,7 +324,10 @@ def test_observe() -> None:
 
 @pytest.mark.parametrize(
     ("task", "observe", "same"),
-    [("Pendulum-v1", "2", "PendulumVelocity-v1"), ("Hopper-v5", "0,1,2,3,4", "HopperPositions-v1")],
+    [
+        ("Pendulum-v1", "2", "PendulumVelocity-v1"),
+        ("InvertedDoublePendulum-v5", "0,1,2,3,4", "DoublePendulumPositions-v1"),
+    ],
 )
 def test_tasks_with_a_hidden_part_are_those_of_observe(task: str, observe: str, same: str) -> None:
     """The same spaces, observations, rewards and time limit, for scripts without `--observe`."""
