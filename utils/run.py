@@ -985,9 +985,7 @@ class CudaGraphs:
     def __call__(self, *args: Any) -> Any:
         """What the function returns, in new tensors."""
         leaves = tree_leaves(args)
-        key = tuple(
-            x.shape if isinstance(x, Tensor) else tuple(vars(x).values()) if is_dataclass(x) else id(x) for x in leaves
-        )
+        key = tuple(x.shape if isinstance(x, Tensor) else repr(x) if is_dataclass(x) else id(x) for x in leaves)
         if key not in self.recordings:
             if len(self.recordings) == 16:  # arguments that change at every call would fill the memory
                 self.recordings.clear()
