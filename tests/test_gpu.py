@@ -65,6 +65,15 @@ def test_train_and_resume(name: str, tmp_path: Path) -> None:
         assert "resuming from step" in resumed.stdout
 
 
+@pytest.mark.parametrize("name", ["ppo_selfplay", "sac_selfplay"])
+def test_two_behaviors(name: str, tmp_path: Path) -> None:
+    """Each has recordings of its own."""
+    words = [*words_of(name), "4096", "--env-id", "pursuit", "--team-change", "256"]
+    trained = run(words, tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert trained.stdout.count("compiled it in") == 2 * (1 + name.startswith("sac")), trained.stderr
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_model_of_the_gpu_plays_on_the_cpu(name: str, tmp_path: Path) -> None:
     """Without a device to be seen; a single-agent script's return is that of the GPU but for rounding."""

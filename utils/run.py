@@ -32,7 +32,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
-from functools import partial
+from functools import partial, update_wrapper
 from importlib.util import find_spec
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -973,33 +973,37 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 class CudaGraphs:
-    """Calls a function by replaying its recorded kernels (a CUDA graph), which saves the processor most launches.
+    """A function whose kernels are recorded and replayed (a CUDA graph), which saves the processor most launches.
 
-    Each call copies its tensors to where the recording reads them. Other shapes, another agent or other values of a
-    dataclass, such as changed arguments, are recorded anew. Parameters and buffers may change in place only.
+    A call replays a recording if one was made with tensors of these shapes, these other objects and these arguments
+    (a dataclass); otherwise it calls the function. Parameters and buffers must change in place.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        update_wrapper(self, function)
         self.function, self.recordings = function, dict[Any, tuple[Any, ...]]()
+
+    def key_of(self, args: tuple[Any, ...]) -> Any:
+        """What a recording is for."""
+        leaves = tree_leaves(args)
+        return tuple(
+            (x.shape, x.dtype) if isinstance(x, Tensor) else repr(x) if is_dataclass(x) else id(x) for x in leaves
+        )
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns, in new tensors."""
-        leaves = tree_leaves(args)
-        key = tuple(x.shape if isinstance(x, Tensor) else repr(x) if is_dataclass(x) else id(x) for x in leaves)
-        if key not in self.recordings:
-            if len(self.recordings) == 16:  # arguments that change at every call would fill the memory
-                self.recordings.clear()
-            self.recordings[key] = self.record(args)
+        if (key := self.key_of(args)) not in self.recordings:
+            return self.function(*args)
         graph, inputs, outputs, structure, _ = self.recordings[key]
-        torch._foreach_copy_(inputs, [x for x in leaves if isinstance(x, Tensor)])
+        torch._foreach_copy_(inputs, [x for x in tree_leaves(args) if isinstance(x, Tensor)])
         graph.replay()
-        copies = iter(torch._foreach_add([x for x in outputs if isinstance(x, Tensor)], 0.0))
+        copies = iter(torch._foreach_add([x for x in outputs if isinstance(x, Tensor)], 0))
         return tree_unflatten([next(copies) if isinstance(x, Tensor) else x for x in outputs], structure)
 
-    def record(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The graph, the tensors that it reads, the leaves and structure of its result, and the other arguments."""
-        args = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, args)
-        stream = torch.cuda.Stream()  # PyTorch asks for a few calls before, on another stream
+    def record(self, *args: Any) -> None:
+        """Makes a recording; calls the function four times."""
+        key, args = self.key_of(args), tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, args)
+        stream = torch.cuda.Stream()  # PyTorch wants a few calls on another stream before
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
@@ -1008,7 +1012,8 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             result = self.function(*args)
-        return graph, [x for x in tree_leaves(args) if isinstance(x, Tensor)], *tree_flatten(result), args
+        inputs = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
+        self.recordings[key] = graph, inputs, *tree_flatten(result), args  # args: so that no id is used again
 
 
 def compiled(function: FunctionT, *example: Any) -> FunctionT:
@@ -1024,13 +1029,14 @@ def compiled(function: FunctionT, *example: Any) -> FunctionT:
     torch._inductor.config.cpp_wrapper = not torch.cuda.is_available()  # calls kernels from C++: less overhead
     torch._dynamo.config.trace_autograd_ops = True  # otherwise torch.autograd.grad is not compiled
     torch._inductor.config.cpp.vec_isa_ok = True  # no test of the processor's vector instructions, which takes time
+    on_gpu = any(isinstance(x, Tensor) and x.is_cuda for x in tree_leaves(example))
     for simdlen in (None, 1):  # 1: without them, for a compiler that does not know them
         torch._inductor.config.cpp.simdlen = simdlen
         try:
-            result: Any = torch.compile(function)
-            if any(isinstance(x, Tensor) and x.is_cuda for x in tree_leaves(example)):
+            result: Any = function if isinstance(function, CudaGraphs) else torch.compile(function)
+            if on_gpu and result is not function:
                 result = CudaGraphs(result)
-            result(*example)
+            (result.record if on_gpu else result)(*example)
             print(f"compiled it in {time.perf_counter() - began:.1f} s; PyTorch keeps the result on disk")
             return result
         except RuntimeError as error:  # no C++ compiler, for example
