@@ -273,7 +273,8 @@ def draw(
         for row in behind:
             values.append(float(row["mean"]) + published_error(row) * np.array([-1.0, 1.0]))
         limit(axes, values, panel_key == RETURN)
-        axes.set_title(env_id if panel_key == RETURN else f"{env_id}: {describe_key(panel_key)}")
+        task = env_id.rpartition(":")[2]  # without the module that it is imported from
+        axes.set_title(task if panel_key == RETURN else f"{task}: {describe_key(panel_key)}")
         axes.set_xlabel("minutes of training" if over_time else "environment steps")
         if not over_time:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k
@@ -284,7 +285,7 @@ def draw(
         else:
             axes.set(ylabel="score", ylim=(-0.03, 1.03))
         if is_cut(axes):
-            axes.set_title(f"{axes.get_title()} (band cut at the edge)")
+            axes.set_title(f"{axes.get_title()}\n(band cut at the edge)")
     if has_pooled:
         draw_pooled(grid[-1], groups, scales, look, over_time)
     for axes in grid:

@@ -686,7 +686,7 @@ def test_a_band_that_is_cut_is_named(tmp_path: Path) -> None:
     }
     groups = grouped(write_run(tmp_path, task, "ppo", seed, own) for (task, seed), own in returns.items())
     panels = [axes for axes in draw(groups, {}, over_time=False).axes if axes.get_title()]
-    assert [axes.get_title() for axes in panels] == ["A-v1 (band cut at the edge)", "B-v1"]
+    assert [axes.get_title() for axes in panels] == ["A-v1\n(band cut at the edge)", "B-v1"]
 
 
 def test_a_dozen_experiments_with_few_evaluations_can_be_told_apart(tmp_path: Path) -> None:
@@ -1208,7 +1208,7 @@ def test_selfplay(train_selfplay: Train, tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(SystemExit, match="2"):
         main(Args(runs=runs, output=tmp_path / "sumo", cross_play=True))
     assert capsys.readouterr().err.startswith("error: RUNS takes runs of one --norm-obs, and ")
-    panels = {axes.get_title().partition(" (band")[0]: axes for axes in draw(groups, {}, over_time=False).axes}
+    panels = {axes.get_title().partition("\n(band")[0]: axes for axes in draw(groups, {}, over_time=False).axes}
     ratings = [run.curves["selfplay/rating_sumo"] for run in read_all(runs)]
     np.testing.assert_allclose(xy(panels["sumo: rating of sumo"].get_lines()[0])[:, 1], np.mean(ratings, axis=0)[:, 2])
 
