@@ -681,8 +681,8 @@ def test_a_band_that_is_cut_is_named(tmp_path: Path) -> None:
     returns = {
         ("A-v1", 1): [1.0, 2.0, 3.0],
         ("A-v1", 2): [1.0, 2.0, 4.0],
-        ("B-v1", 1): [5.0] * 3,
-        ("B-v1", 2): [5.0] * 3,
+        ("module:B-v1", 1): [5.0] * 3,
+        ("module:B-v1", 2): [5.0] * 3,
     }
     groups = grouped(write_run(tmp_path, task, "ppo", seed, own) for (task, seed), own in returns.items())
     panels = [axes for axes in draw(groups, {}, over_time=False).axes if axes.get_title()]
