@@ -1,12 +1,14 @@
 """Fixtures of all tests. One thread: the matrices are small, and results then do not depend on the number of cores."""
 
 import importlib.util
+import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -148,6 +150,37 @@ def assert_same_weights(one: Path, other: Path) -> None:
     weights, other_weights = load_weights(one), load_weights(other)
     assert weights.keys() == other_weights.keys()
     assert [name for name in weights if not torch.equal(weights[name], other_weights[name])] == []
+
+
+KILLED = """
+import importlib, os, signal, sys
+sys.path.insert(0, sys.argv.pop(1))
+script = importlib.import_module(sys.argv.pop(1))
+
+update, count = script.update, 0
+def dies(*args):
+    global count
+    count += 1
+    if count == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return update(*args)
+script.update = dies
+script.main(script.parse_args(script.Args))
+"""
+
+
+def killed_again(module: str, whole: Path, names: Iterable[str]) -> Path:
+    """The folder of another run with these arguments of a finished one; it is killed at its twentieth update."""
+    args, words = json.loads((whole / "args.json").read_text()), []
+    for name in names:
+        flag, value = name.replace("_", "-"), args[name]
+        words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    before = set(Path("runs").glob("*"))
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent.parent), module, *words]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    (folder,) = set(Path("runs").glob("*")) - before
+    return folder
 
 
 def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -1,7 +1,6 @@
 """SAC without target networks: batch renormalisation, the joint pass, the histogram, the update, acting, resuming."""
 
 import copy
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import toy_envs  # noqa: F401 (registers its tasks)
-from conftest import assert_same_weights, load_weights, read_scalars
+from conftest import assert_same_weights, killed_again, load_weights, read_scalars
 from gymnasium.vector import AutoresetMode
 from test_sac_update import squashed
 from torch import Tensor, nn
@@ -487,40 +486,11 @@ def test_runs_and_logs_the_keys_of_the_docs() -> None:
     assert set(read_scalars(train(total_timesteps=480, checkpoint_freq=0))) == documented
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, sys.argv.pop(1))
-import variants.sac_crossq as script
-
-update, count = script.update, 0
-def dies(*args):
-    global count
-    count += 1
-    if count == 20:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return update(*args)
-script.update = dies
-script.main(script.parse_args(script.Args))
-"""
-
-
 @pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit() -> None:
     """With running statistics of layers and returns, across the end of the warm-up, between two checkpoints."""
     whole = train(num_envs=3)
-    args = json.loads((whole / "args.json").read_text())
-    words = []
-    for name in TINY:
-        flag = name.replace("_", "-")
-        words += (
-            [f"--{'' if args[name] else 'no-'}{flag}"]
-            if isinstance(args[name], bool)
-            else [f"--{flag}", str(args[name])]
-        )
-    before = set(Path("runs").glob("*"))
-    command = [sys.executable, "-c", KILLED, str(ROOT), *words]
-    assert subprocess.run(command, env=dict(os.environ), capture_output=True, timeout=120).returncode == -9
-    (folder,) = set(Path("runs").glob("*")) - before
+    folder = killed_again("variants.sac_crossq", whole, TINY)
     script.main(script.parse_args(script.Args, ["--resume", str(folder)]))
     assert_same_weights(whole, folder)
     counts = [value.item() for name, value in load_weights(whole).items() if name.endswith("num_updates")]

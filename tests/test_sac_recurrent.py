@@ -1,10 +1,6 @@
 """SAC with memory: the unroll, the burn-in, the stored state, the sequences of the buffer, resuming."""
 
 import copy
-import json
-import os
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import toy_envs  # noqa: F401 (registers its tasks)
-from conftest import assert_same_weights, read_scalars
+from conftest import assert_same_weights, killed_again, read_scalars
 from torch import Tensor
 
 script: Any = import_module("variants.sac_recurrent")
@@ -430,36 +426,10 @@ def test_evaluation_carries_what_the_policy_remembers(monkeypatch: pytest.Monkey
         np.testing.assert_array_equal(memory, expected.astype(np.float32))
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, sys.argv.pop(1))
-import variants.sac_recurrent as script
-
-update, count = script.update, 0
-def dies(*args):
-    global count
-    count += 1
-    if count == 20:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return update(*args)
-script.update = dies
-script.main(script.parse_args(script.Args))
-"""
-
-
 @pytest.mark.parametrize("stored", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_bit_for_bit(stored: bool) -> None:
     """Between two checkpoints, inside of episodes, with a buffer that overwrites its oldest rows."""
     whole = train(stored_state=stored, num_envs=3)
-    args = json.loads((whole / "args.json").read_text())
-    words = []
-    for name in (*TINY, "stored_state"):
-        flag = name.replace("_", "-")
-        value = args[name]
-        words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    command = [sys.executable, "-c", KILLED, str(ROOT), *words]
-    before = set(Path("runs").glob("*"))
-    assert subprocess.run(command, env=dict(os.environ), capture_output=True, timeout=120).returncode == -9
-    (folder,) = set(Path("runs").glob("*")) - before
+    folder = killed_again("variants.sac_recurrent", whole, [*TINY, "stored_state"])
     script.main(script.parse_args(script.Args, ["--resume", str(folder)]))
     assert_same_weights(whole, folder)

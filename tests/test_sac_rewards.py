@@ -3,8 +3,6 @@
 import copy
 import json
 import math
-import os
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import toy_envs
-from conftest import assert_same_weights, read_scalars
+from conftest import assert_same_weights, killed_again, read_scalars
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from test_sac_update import make_optimizers, squashed
 from torch import Tensor, nn
@@ -454,38 +452,12 @@ def test_what_is_stored_after_a_termination(monkeypatch: pytest.MonkeyPatch) -> 
     assert (final_obs[over][:, 1] > 1.0).all()
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, sys.argv.pop(1))
-import variants.sac_rewards as script
-
-update, count = script.update, 0
-def dies(*args):
-    global count
-    count += 1
-    if count == 20:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return update(*args)
-script.update = dies
-script.main(script.parse_args(script.Args))
-"""
-
-
 @pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit() -> None:
     """With all streams, between two checkpoints; an evaluation of the run takes no demonstrations."""
     flags = {"streams": ALL, "demonstrations": make_demonstrations(), "num_envs": 3}
     whole = train(**flags)
-    args = json.loads((whole / "args.json").read_text())
-    words = []
-    for name in (*TINY, "demonstrations"):
-        flag = name.replace("_", "-")
-        value = args[name]
-        words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    command = [sys.executable, "-c", KILLED, str(ROOT), *words]
-    before = set(Path("runs").glob("*"))
-    assert subprocess.run(command, env=dict(os.environ), capture_output=True, timeout=120).returncode == -9
-    (folder,) = set(Path("runs").glob("*")) - before
+    folder = killed_again("variants.sac_rewards", whole, [*TINY, "demonstrations"])
     script.main(script.parse_args(script.Args, ["--resume", str(folder)]))
     assert_same_weights(whole, folder)
     Path("demonstrations.npz").unlink()
