@@ -975,35 +975,36 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 class CudaGraphs:
     """A function whose kernels are recorded and replayed (a CUDA graph), which saves the processor most launches.
 
-    A call replays a recording if one was made with tensors of these shapes, these other objects and these arguments
-    (a dataclass); otherwise it calls the function. Parameters and buffers must change in place.
+    A call replays the recording that was made with the same shapes of tensors, the same `Args` and the same agent. If
+    there is none, it calls the function. Parameters and buffers must change in place.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         update_wrapper(self, function)
         self.function, self.recordings = function, dict[Any, tuple[Any, ...]]()
 
-    def key_of(self, args: tuple[Any, ...]) -> Any:
-        """What a recording is for."""
-        leaves = tree_leaves(args)
+    def key_of(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """What two calls must have in common, so that one may replay the recording of the other."""
         return tuple(
             (x.shape, x.dtype) if isinstance(x, Tensor) else repr(x) if is_dataclass(x) else id(x) for x in leaves
         )
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns, in new tensors."""
-        if (key := self.key_of(args)) not in self.recordings:
+        leaves = tree_leaves(args)
+        if (key := self.key_of(leaves)) not in self.recordings:
             return self.function(*args)
         graph, inputs, outputs, structure, _ = self.recordings[key]
-        torch._foreach_copy_(inputs, [x for x in tree_leaves(args) if isinstance(x, Tensor)])
+        torch._foreach_copy_(inputs, [x for x in leaves if isinstance(x, Tensor)])
         graph.replay()
         copies = iter(torch._foreach_add([x for x in outputs if isinstance(x, Tensor)], 0))
         return tree_unflatten([next(copies) if isinstance(x, Tensor) else x for x in outputs], structure)
 
     def record(self, *args: Any) -> None:
         """Makes a recording; calls the function four times."""
-        key, args = self.key_of(args), tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, args)
-        stream = torch.cuda.Stream()  # PyTorch wants a few calls on another stream before
+        key = self.key_of(tree_leaves(args))
+        args = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, args)
+        stream = torch.cuda.Stream()  # PyTorch wants a few calls on another stream before it records
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
@@ -1013,7 +1014,12 @@ class CudaGraphs:
         with torch.cuda.graph(graph):
             result = self.function(*args)
         inputs = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
-        self.recordings[key] = graph, inputs, *tree_flatten(result), args  # args: so that no id is used again
+        self.recordings[key] = (
+            graph,
+            inputs,
+            *tree_flatten(result),
+            args,
+        )  # with `args`, so that no other object gets an id of the key
 
 
 def compiled(function: FunctionT, *example: Any) -> FunctionT:
