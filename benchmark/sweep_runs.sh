@@ -20,7 +20,7 @@ case $1 in
         git -C ten_changes checkout --quiet fd2328b
         script=ten_changes/ppo_continuous.py ppo ppo_ten_changes "$pool Humanoid-v5 Pendulum-v1"
         report ppo sweeps/ppo_{continuous,reference,ten_changes} --normalize-by ppo_continuous \
-            --labels ppo_continuous="PPO, defaults" ppo_reference="PPO, reference's recipe" ppo_ten_changes="PPO, ten changes"
+            --labels ppo_continuous="PPO, defaults" ppo_reference="PPO, reference's settings" ppo_ten_changes="PPO, ten changes"
         ;;
     ppo_ablation) # each change undone alone, after `ppo`; two of ten seeds have been run
         ppo ppo_one_environment "$pool" --num-envs 1 --num-steps 2048
@@ -82,7 +82,9 @@ case $1 in
         recall recall_zeros_burn_in --sequence-length 12 --burn-in 4 --no-stored-state
         recall recall_stored_burn_in --sequence-length 12 --burn-in 4
         recall recall_long --sequence-length 32 --no-stored-state
-        report sac_recall sweeps/recall_{zeros,stored,zeros_burn_in,stored_burn_in,long}
+        report sac_recall sweeps/recall_{zeros,stored,zeros_burn_in,stored_burn_in,long} --labels recall_zeros=zeros \
+            recall_stored="stored state" recall_zeros_burn_in="zeros, burn-in" recall_stored_burn_in="stored state, burn-in" \
+            recall_long="zeros, as long as an episode"
         ;;
     sac_positions) # a double pendulum whose velocities are hidden, with and without memory, and as it is; fifty minutes of one core
         flags="--learning-starts 1000 --total-timesteps 30000 --eval-freq 3000 --checkpoint-freq 3000 --no-cuda"
