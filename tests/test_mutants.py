@@ -1,5 +1,6 @@
 """The table of mutants fits the code, and what becomes of a mutant is told apart: see tests/mutants.py."""
 
+import re
 from pathlib import Path
 
 import mutants
@@ -15,6 +16,16 @@ def test_mutants_fit_the_code(mutant: Mutant) -> None:
     for test in mutant.tests.split():
         file, _, function = test.partition("::")
         assert f"def {function}" in (ROOT / file).read_text()
+
+
+def test_the_page_has_a_row_for_each_mutant() -> None:
+    """Files and errors are those of the table, and the tests that noticed them are still there."""
+    rows = re.findall(
+        r"^\| (\d+) \| `(.+?)` \| (.+?) \| (?:`(.+?)::(.+?)`)?", (ROOT / "docs/tests.md").read_text(), re.MULTILINE
+    )
+    assert [row[1:3] for row in rows] == [(mutant.file, mutant.summary) for mutant in MUTANTS]
+    for number, *_, file, test in rows:
+        assert not file or f"def {test}(" in (ROOT / "tests" / file).read_text(), number
 
 
 @pytest.mark.parametrize(
