@@ -139,10 +139,11 @@ def in_reach(rows: Sequence[dict[str, str]], last: float) -> list[dict[str, str]
 def limit(axes: Axes, values: Sequence[np.ndarray], has_origin: bool) -> None:
     """Axes from the runs' least to their greatest value: a wide band does not press the curves together."""
     all_values = np.concatenate([*values, [0.0] * has_origin])
-    low, high = np.nanmin(all_values), np.nanmax(all_values)
-    room = 0.05 * (high - low) or 1.0
-    axes.set_ylim(low - room, high + room)
     axes.set_xlim(left=0)
+    if len(finite := all_values[np.isfinite(all_values)]):
+        low, high = finite.min(), finite.max()
+        room = 0.05 * (high - low) or 1.0
+        axes.set_ylim(low - room, high + room)
 
 
 def is_cut(axes: Axes) -> bool:

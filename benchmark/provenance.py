@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import json
 import os
 import platform
 import re
@@ -20,6 +21,15 @@ def output_of(*command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """The whole records of a sweep's journal: "command", and "exit" and "run" (its folder) if it is an end."""
+    records = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        with suppress(ValueError):  # a line that a full disk or a loss of power cut off
+            records.append(json.loads(line))
+    return records
 
 
 def sources_of(script: Path, env_id: str = "") -> list[Path]:

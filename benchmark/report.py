@@ -54,6 +54,7 @@ from benchmark.runs import (
     normalised,
     read_all,
     shared_keys,
+    write_csv,
 )
 from benchmark.statistics import (
     bootstrap_interval,
@@ -260,12 +261,6 @@ def published_note(groups: Groups, output: Path) -> list[str]:
     return [f"Published returns of {', '.join(tasks)}, with their protocols: {link}."] if tasks else []
 
 
-def write_csv(path: Path, header: list[str], rows: list[list[Any]]) -> None:
-    """Rows under a header."""
-    with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([header, *rows])
-
-
 def write_rows(groups: Groups, unfinished: Groups, output: Path) -> None:
     """scores.csv and curves.csv, from which `read_study` makes the same report."""
     scores: list[list[Any]] = []
@@ -290,7 +285,9 @@ def write_page(path: Path, text: str) -> None:
     """Puts the report between the marker lines of the page, or at its end; keeps what stands outside of them."""
     page = path.read_text() if path.exists() else f"# {path.parent.name}\n\n![Curves](steps.png)\n"
     before, begin, rest = page.partition(BEGIN)
-    after = rest.partition(END)[2] if begin else ""
+    if begin and END not in rest:
+        fail(f"--output takes a page with the line {END} below {BEGIN}, and {path} has none")
+    after = rest.partition(END)[2]
     new = path.with_suffix(".new")  # a full disk must not cost the text of the page
     new.write_text(f"{before.rstrip()}\n\n{BEGIN}\n\n{text}\n\n{END}{after.rstrip()}\n")
     os.replace(new, path)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shlex
 from collections import Counter, defaultdict
@@ -18,7 +19,7 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 
 from benchmark import fail
-from benchmark.provenance import run_folders
+from benchmark.provenance import read_journal, run_folders
 from benchmark.random_policy import random_return
 from benchmark.statistics import interquartile_mean
 
@@ -69,6 +70,15 @@ Groups = dict[tuple[str, str], list[Run]]  # the runs of a task and experiment, 
 Scales = dict[str, tuple[float, float]]  # by task the returns with the normalised scores 0 and 1
 
 
+def write_csv(path: Path | None, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Rows under a header, if there is a file for them. A full disk leaves the old file as it was."""
+    if path is not None:
+        new = path.with_name(f"{path.name}.new")
+        with new.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([header, *rows])
+        os.replace(new, path)
+
+
 # === Reading ==========================================================================================================
 
 
@@ -96,14 +106,12 @@ def read_curves(folder: Path) -> dict[str, np.ndarray]:
     return {key: np.array(curve) for key, curve in curves.items()}
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
+def last_attempt(journal: Path) -> list[dict[str, Any]]:
     """The records of a run in its sweep's journal (`benchmark.sweep`), from the last start on that began anew."""
     records: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with suppress(ValueError):  # a line that a full disk cut off
-            record = json.loads(line)
-            is_new = "exit" not in record and "--resume" not in record["command"]
-            records = [record] if is_new else [*records, record]
+    for record in read_journal(journal):
+        is_new = "exit" not in record and "--resume" not in record["command"]
+        records = [record] if is_new else [*records, record]
     return records
 
 
@@ -159,7 +167,7 @@ def state_of(curves: Mapping[str, np.ndarray], total_timesteps: int, records: li
 
 def read_run(folder: Path, curves: dict[str, np.ndarray]) -> Run | str:
     """A run from its folder and curves, or why it is left out; exits with one sentence if the folder is no run's."""
-    records = read_journal(journal_of(folder))
+    records = last_attempt(journal_of(folder))
     folders = run_folders(folder.resolve().parent, journal_of(folder).stem)
     is_replaced = bool(records) and folder.resolve() != folders[-1]
     if folder.is_dir() and not (folder / "args.json").exists() and re.search(r"__\d+(-\d+)?$", folder.name):
@@ -192,7 +200,7 @@ def read_missing(sweeps: Iterable[Path]) -> list[Run]:
     runs = []
     for sweep in sweeps:
         for journal in sorted((sweep / "jobs").glob("*.jsonl")):
-            if not run_folders(sweep / "runs", journal.stem) and (records := read_journal(journal)):
+            if not run_folders(sweep / "runs", journal.stem) and (records := last_attempt(journal)):
                 runs.append(run_without_folder(Path(journal.stem), records))
     return runs
 

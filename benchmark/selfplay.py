@@ -25,7 +25,7 @@ import numpy as np
 import tyro
 
 from benchmark import fail
-from benchmark.runs import Run, mixture_notes, notes_on, read_all
+from benchmark.runs import Run, mixture_notes, notes_on, read_all, write_csv
 from benchmark.statistics import crossed_interval, student_interval
 from utils.cross_play import pairs_with_others, play_pairs
 from utils.evaluation import current_players, evaluate_run, find_difference
@@ -148,13 +148,6 @@ def describe(x: float, ends: tuple[Any, Any] | None) -> str:
     return f"{x:.2f}" if ends is None else f"{x:.2f} [{max(0.0, ends[0]):.2f}, {min(1.0, ends[1]):.2f}]"
 
 
-def write_csv(path: Path | None, header: str, rows: list[list[Any]]) -> None:
-    """Rows under the words of a header, if there is a file for them."""
-    if path is not None:
-        with path.open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([header.split(), *rows])
-
-
 def print_scores(args: Scores) -> None:
     """A row for each experiment and game."""
     groups, rows = by_experiment(args.runs), []
@@ -186,7 +179,8 @@ def print_scores(args: Scores) -> None:
             times = ", ".join(f"{row[2]} ({row[3]:,})" if row[3] else "-" for row in own)
             each = ", ".join(f"{score:.2f}" for score in scores)
             print(f"| {name} | {game} | {mean} | {each} | {first_score} | {times} |")
-    write_csv(args.csv, "experiment run game score untrained first_seconds first_step commit", rows)
+    header = ["experiment", "run", "game", "score", "untrained", "first_seconds", "first_step", "commit"]
+    write_csv(args.csv, header, rows)
 
 
 def print_versus(args: Versus) -> None:
@@ -220,16 +214,18 @@ def print_versus(args: Versus) -> None:
                 row = [actions, behavior, ours, one.folder.name, theirs, other.folder.name, f"{score:.4f}"]
                 rows.append([*row, one.commit, other.commit])
     header = "actions behavior experiment run against_experiment against score commit against_commit"
-    write_csv(args.csv, header, rows)
+    write_csv(args.csv, header.split(), rows)
 
 
 def print_exploitability(args: Exploitability) -> None:
     """A row for each experiment and behaviour that learns to beat it."""
-    header = "experiment run policy steps weights behavior score commit"
+    header = ["experiment", "run", "policy", "steps", "weights", "behavior", "score", "commit"]
     rows: list[list[Any]] = []
     if args.csv.exists():
         with args.csv.open(newline="") as file:
             rows = list(csv.reader(file))[1:]
+        if any(len(row) != len(header) for row in rows):
+            fail(f"--csv takes a new file, or one with the columns {', '.join(header)}, and {args.csv} has others")
     done = {tuple(row[1:5]) for row in rows}
     groups = by_experiment(args.runs)
     for (name, runs), policy in itertools.product(groups.items(), args.policies):

@@ -57,6 +57,7 @@ from benchmark.provenance import (
     hash_of,
     machine,
     output_of,
+    read_journal,
     run_folders,
     sources_of,
     usable_cores,
@@ -251,15 +252,6 @@ def lock(file: IO[str]) -> bool:
     return True
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a journal: "command", and "exit" and "run" (its folder) if it is an end."""
-    records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with suppress(ValueError):
-            records.append(json.loads(line))
-    return records
-
-
 def last_record(job: Job) -> dict[str, Any]:
     """The newest whole record of a run's journal, or nothing."""
     return (read_journal(job.journal) or [{}])[-1]
@@ -309,6 +301,11 @@ def state_of(job: Job) -> str:
     return "cut off" if last_record(job).get("exit", 143) in (0, 129, 130, 143) else "failed"
 
 
+def refuses_all(jobs: Sequence[Job], job: Job) -> bool:
+    """Whether exit status 2 of a run means that the script will refuse the others, too: it has accepted none so far."""
+    return "--resume" not in last_record(job).get("command", ()) and not any(map(find_runs, jobs))
+
+
 def run_job(job: Job, time_limit: float | None = None) -> int:
     """Starts or resumes a run, unless it has finished, and waits for its end. Returns its exit status, 128 + n for
     signal n.
@@ -324,7 +321,7 @@ def run_job(job: Job, time_limit: float | None = None) -> int:
             time.sleep(POLL_SECONDS)
         if not (command := next_command(job)):
             return 0
-        record: dict[str, Any] = {"time": utc_now(), "host": platform.node(), "command": command}
+        record: dict[str, Any] = {"time": utc_now(), "host": platform.node(), "pid": os.getpid(), "command": command}
         record |= {"sha256": hash_of(job.script, job.env_id), **commit_of(sources_of(job.script, job.env_id))}
         record["threads"], record["gpu"] = os.environ.get("OMP_NUM_THREADS"), os.environ.get("CUDA_VISIBLE_DEVICES")
         deadline = time.monotonic() + 60 * (time_limit or float("inf"))
@@ -390,13 +387,18 @@ def check_flags(jobs: Sequence[Job]) -> None:
 
     Runs whose arguments the script refused do not count: a corrected command takes their place.
     """
-    by_name = {job.exp_name: job for job in jobs}
+    by_name, by_journal = {job.exp_name: job for job in jobs}, {job.journal: job for job in jobs}
     for journal in sorted((jobs[0].folder / "jobs").glob("*.jsonl")):
         journaled = read_journal(journal)
         records = [record for record in journaled if "--resume" not in record["command"]]
         for start, end in pairwise([*records, {}]):
             flags = start["command"][2:]  # as in Job.command: --env-id X --exp-name X --seed X, then what followed --
-            if "exit" in start or end.get("exit") == 2 or (job := by_name.get(flags[3])) is None:
+            if "exit" in start or end.get("exit") == 2:
+                continue
+            if (job := by_journal.get(journal)) and (job.env_id, job.exp_name) != (flags[1], flags[3]):
+                there, here = f"{flags[1]} and {flags[3]}", f"{job.env_id} and {job.exp_name}"
+                fail(f"--env-ids and --exp-name: {here} have the file names of {there}, which {job.folder} has runs of")
+            if (job := by_name.get(flags[3])) is None:
                 continue
             before = Job(Path(start["command"][1]), flags[1], flags[3], int(flags[5]), tuple(flags[6:]), job.folder)
             old, new = before.budget, job.budget  # None: the script's default, which its run has noted
@@ -404,6 +406,8 @@ def check_flags(jobs: Sequence[Job]) -> None:
                 reached = [record.get("budget") for record in journaled] + [budget_of(run) for run in find_runs(before)]
                 old = max([budget for budget in [old, *reached] if budget is not None], default=None)
             has_shrunk = old != new if old is None or new is None else new < old
+            if has_shrunk and old is not None and new is not None:
+                fail(f"--total-timesteps takes at least the {old:,} that runs in {job.folder} have, not {new:,}")
             if before.script != job.script or other_flags(before) != other_flags(job) or has_shrunk:
                 there, here = (shlex.join([str(x.script), *x.extra]) for x in (before, job))
                 message = f"--folder {job.folder} takes the command that it was begun with, `{there}`, not `{here}`"
@@ -605,11 +609,14 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start, signals: list[int]) -
                 del running[worker]
                 is_stopped = signals and status in (130, 137, 143, -signal.SIGTERM)
                 states[job] = "finished" if status == 0 else "stopped" if is_stopped else "failed"
+                if is_stopped and state_of(job) == "running":  # since before this sweep, which only waited for its end
+                    states[job], owner = "running", last_record(job)
+                    say(f"not stopped: process {owner.get('pid')} on {owner.get('host')} has {job.name}")
                 say(", ".join([f"{states[job]}: {job.name}", *read_progress(job).values()]))
                 if not is_warned and missed_gpu(job):
                     is_warned = True
                     say(f"warning: {ON_CPU}")
-                if status == 2 and "--resume" not in last_record(job).get("command", ()) and not is_refused:
+                if status == 2 and refuses_all(jobs, job) and not is_refused:
                     is_refused = True
                     say(f"{REFUSED}, and no other run is started")
                 if states[job] == "failed":
@@ -714,7 +721,7 @@ def main(argv: list[str]) -> int:
         array, is_slurm = os.environ.get("SLURM_ARRAY_JOB_ID"), args.launcher == "slurm"
         if array and is_slurm and status == 143:
             requeue()
-        if array and is_slurm and status == 2 and "--resume" not in last_record(jobs[args.job])["command"]:
+        if array and is_slurm and status == 2 and refuses_all(jobs, jobs[args.job]):
             print(f"{REFUSED}: what waits in this array is cancelled")
             subprocess.run(["scancel", "--state=PENDING", array], check=False)
         return status

@@ -87,6 +87,7 @@ def start(script: ModuleType, *argv: str) -> int:
     pid = os.fork()
     if pid:
         return pid
+    gc.freeze()  # garbage of other tests may wait for threads that this process does not have (ONNX Runtime's)
     status = 70
     try:
         out = os.open("out.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -544,6 +545,35 @@ def test_a_disk_that_stays_full(
     assert not list(only_run().rglob("*.new"))
     assert "evaluation: return" in captured.out or "scores: " in captured.out
     folder = only_run().resolve()
+    monkeypatch.undo()
+    any_script.main(any_script.parse_args(any_script.Args, ["--resume", str(folder)]))
+    assert torch.load(folder / "checkpoint.pt", weights_only=True)["is_finished"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@of_shared_code
+def test_a_disk_that_is_full_for_the_last_points(any_script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run has not finished without them, although its checkpoint could be written: a resume repeats them."""
+    save = utils.run.Run.save_checkpoint
+
+    def full(*_: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def save_checkpoint(run: utils.run.Run, is_finished: bool) -> bool:
+        if is_finished:
+            with monkeypatch.context() as context:
+                context.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", full)
+                run.log({"late": 1.0}, run.global_step)
+                return save(run, is_finished)
+        return save(run, is_finished)
+
+    monkeypatch.setattr(utils.run.Run, "save_checkpoint", save_checkpoint)
+    with pytest.raises(SystemExit) as exit_info:
+        any_script.main(any_script.Args(**LIVELY[any_script.__name__] | {"cuda": False, "compile": False}))
+    assert exit_info.value.code == 1
+    folder = only_run().resolve()
+    assert not torch.load(folder / "checkpoint.pt", weights_only=True)["is_finished"]
     monkeypatch.undo()
     any_script.main(any_script.parse_args(any_script.Args, ["--resume", str(folder)]))
     assert torch.load(folder / "checkpoint.pt", weights_only=True)["is_finished"]

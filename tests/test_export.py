@@ -363,8 +363,9 @@ def test_bad_folders_are_refused(train: Train, capsys: pytest.CaptureFixture[str
     assert "FOLDER takes a run folder that can be written" in refusal(capsys, folder)
 
 
+@pytest.mark.parametrize("factor", [0.99, float("nan")])
 def test_a_memory_that_is_wrong_is_not_written(
-    run_with_memory: RunWithMemory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_with_memory: RunWithMemory, factor: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first actions of an episode would be right."""
     folder, *_ = run_with_memory()
@@ -372,7 +373,7 @@ def test_a_memory_that_is_wrong_is_not_written(
 
     def change(policy: Any, obs: Any, rewards: Any, memory: Any) -> Any:
         actions, next_memory = forward(policy, obs, rewards, memory)
-        return actions, next_memory * 0.99
+        return actions, next_memory * factor
 
     monkeypatch.setattr(utils.export.PolicyWithMemory, "forward", change)
     assert "the exported actions differ from those of sac_recurrent.py by" in refusal(capsys, folder, status=1)

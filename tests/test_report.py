@@ -1,13 +1,14 @@
 """Statistics of the report against references, and its tables, files and curves on event files that the tests write."""
 
 import csv
+import errno
 import json
 import math
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -52,6 +53,7 @@ from benchmark.runs import (
     read_curves,
     read_run,
     state_of,
+    write_csv,
 )
 from benchmark.statistics import (
     Statistic,
@@ -676,6 +678,13 @@ def test_returns_are_shown_with_their_origin(tmp_path: Path) -> None:
             assert axes.get_xlim()[0] == 0
 
 
+def test_an_infinite_return_costs_no_figure(tmp_path: Path) -> None:
+    """The panel is as high as the finite ones."""
+    run = write_run(tmp_path, "A-v1", "ppo", 1, [1.0, float("inf"), 3.0])
+    low, high = draw(grouped([run]), {}, over_time=False).axes[0].get_ylim()
+    assert -1 < low < 0 < 3 < high < 4
+
+
 def test_a_band_that_is_cut_is_named(tmp_path: Path) -> None:
     """The panel is as high as the curves of the runs; a title says where the band of two of them goes beyond it."""
     returns = {
@@ -1052,6 +1061,26 @@ def test_a_disk_that_is_full_costs_no_page(tmp_path: Path, capsys: pytest.Captur
         main(Args(runs=runs, output=study))
     assert capsys.readouterr().err.startswith("error: --output takes a folder that can be written to: ")
     assert (study / "README.md").read_text() == page
+
+    def full() -> Iterator[str]:
+        yield "a"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    scores = (study / "scores.csv").read_text()
+    with pytest.raises(OSError, match="No space"):
+        write_csv(study / "scores.csv", ["task"], [["b"] * 10_000, full()])  # type: ignore[list-item]
+    assert (study / "scores.csv").read_text() == scores
+
+
+def test_a_page_without_its_last_marker_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody knows where the report ends and the user's text begins."""
+    run, page = write_run(tmp_path / "runs", "Toy-v1", "ppo", 1, [2.0]), tmp_path / "study" / "README.md"
+    page.parent.mkdir()
+    page.write_text("<!-- report -->\nold\n\nMy text.\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(Args(runs=[run], output=page.parent))
+    assert capsys.readouterr().err.startswith("error: --output takes a page with the line <!-- end of report -->")
+    assert page.read_text().endswith("My text.\n")
 
 
 def test_published_curves_end_where_ours_do() -> None:

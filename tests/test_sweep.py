@@ -380,6 +380,27 @@ def test_a_second_sweep_is_refused_and_a_second_signal_kills(run: Sweep) -> None
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.slow
+def test_a_run_that_outlives_its_sweep_is_waited_for_and_not_said_to_be_stopped(run: Sweep) -> None:
+    """After a SIGKILL of the sweep the next one only waits. Ctrl-C ends it, and says which process has the run."""
+    words = ("--", "--total-timesteps", "60")
+    name = "Toy-v0__toy_script__1"
+    with begin(*words, stdout=subprocess.DEVNULL) as process:
+        wait_for(lambda: steps(name))
+        (owner,) = children(process.pid)
+        process.kill()
+    with begin(*words, stdout=subprocess.PIPE) as process:
+        wait_for(lambda: children(process.pid))
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"\nnot stopped: process {owner} on " in output
+    assert output.endswith("\n1 running\nthe same command goes on from here\n")
+    assert run(*words).status == 0
+    assert steps(name) == list(range(1, 61))
+
+
 def test_a_refused_checkpoint_is_given_up(run: Sweep) -> None:
     """What the script does not go on from is reported, and the sweep after that begins anew; so it does if a result is
     gone.
@@ -412,6 +433,19 @@ def test_a_refusal_that_passes_gives_up_nothing(run: Sweep) -> None:
     for refusal, word in refusals.items():
         job.log.write_text(f"$ python toy.py\nerror: {refusal}: more\n")
         assert word in sweep.next_command(job)
+
+
+def test_names_that_would_share_a_journal_are_refused(run: Sweep) -> None:
+    """Another task is not taken for one that has finished. What a loss of power wrote into a journal is left out."""
+    assert run("--env-ids", "a:B-v0").status == 0
+    result = run("--env-ids", "a/B-v0")
+    assert (result.status, result.output) == (2, "")
+    assert result.error.startswith(
+        "error: --env-ids and --exp-name: a/B-v0 and toy_script have the file names of a:B-v0"
+    )
+    with job_of(Path("sweep"), "a:B-v0").journal.open("ab") as file:
+        file.write(b"\xff\xfe\n")
+    assert run("--env-ids", "a:B-v0").output.endswith("\n1 finished\n")
 
 
 def test_the_newest_run_counts(tmp_path: Path) -> None:
@@ -694,6 +728,14 @@ def test_refused_arguments_end_the_sweep_and_can_be_corrected(run: Sweep) -> Non
     assert runs() == ["Toy-v0__toy_script__1", "Toy-v0__toy_script__2"]
 
 
+@pytest.mark.parametrize(("tasks", "starts"), [(("Refused-v0", "Toy-v0"), 1), (("Toy-v0", "Refused-v0"), 4)])
+def test_refused_arguments_after_accepted_ones_end_nothing(tasks: tuple[str, str], starts: int, run: Sweep) -> None:
+    """They are those of one task, say: the runs of others go on."""
+    result = run("--env-ids", *tasks, "--num-seeds", "2")
+    assert (result.status, result.output.count("starting: ")) == (1, starts)
+    assert runs() == [f"Toy-v0__toy_script__{seed}" for seed in (1, 2)[: starts // 2]]
+
+
 def test_the_budget_may_grow(run: Sweep) -> None:
     """Finished runs go on from their checkpoints to the larger one; a smaller one, or another flag, is refused."""
     words = ("--num-seeds", "2", "--")
@@ -710,12 +752,10 @@ def test_the_budget_may_grow(run: Sweep) -> None:
     count = len(records("Toy-v0__toy_script__1"))
     assert run("--", "--total-timesteps", "12").status == 0
     assert len(records("Toy-v0__toy_script__1")) == count
-    for extra in (
-        ("--total-timesteps", "5"),
-        ("--total-timesteps", "11"),
-        ("--total-timesteps", "7", "--note", "x"),
-        (),
-    ):
+    for budget in ("5", "11"):
+        error = run(*words, "--total-timesteps", budget).error
+        assert re.fullmatch(f"error: --total-timesteps takes at least the 12 that .* have, not {budget}\n", error)
+    for extra in (("--total-timesteps", "12", "--note", "x"), ()):
         assert "only --total-timesteps may grow" in run(*words, *extra).error
 
 

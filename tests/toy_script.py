@@ -26,6 +26,9 @@ stops: list[int] = []
 for signum in (signal.SIGINT, signal.SIGTERM):
     signal.signal(signum, lambda signum, _: None if args.stubborn == args.seed else stops.append(signum))
 
+if args.env_id == "Refused-v0":
+    print("error: --env-id takes another task", file=sys.stderr)
+    sys.exit(2)
 step, run = 0, Path(args.resume)
 if args.resume:
     budget = args.total_timesteps

@@ -145,7 +145,7 @@ class PolicyWithMemory(Policy):
         for t in range(NUM_STEPS):
             actions, memory = play({"obs": obs[t], "rewards": last_rewards, "memory": memory})
             own = expected[t, :, : self.action_dim].reshape(actions.shape)
-            error = max(error, self.difference(actions, own), float(abs(memory - expected[t]).max()))
+            error = float(np.max([error, self.difference(actions, own), abs(memory - expected[t]).max()]))
             last_rewards, memory = rewards[t] * ~dones[t], memory * ~dones[t, :, None]
         return error, max(TOLERANCE, 10.0 * float(rounding))
 

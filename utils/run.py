@@ -886,6 +886,11 @@ class Run:
             self.writer.flush()
         except OSError:  # its thread is gone, and its points are lost: the next ones go to a new file
             self.writer.file_writer = self.writer.all_writers = None
+            if is_finished:
+                warn(
+                    "the last points are not in TensorBoard's file, so no checkpoint is written: --resume repeats them"
+                )
+                return False
         facts = {"script": self.script.name, "format": CHECKPOINT_FORMAT, "versions": VERSIONS}
         facts |= {"global_step": self.global_step, "total_steps": self.total_steps, "is_finished": is_finished}
         path = self.folder / "checkpoint.pt"
