@@ -1,6 +1,7 @@
 """Evaluation in self-play: scores, the table of snapshots, --evaluate and --against, and what a fault there costs."""
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -21,6 +22,7 @@ from utils.cross_play import Player
 from utils.evaluation import report_table, score_policies, snapshot_table
 from utils.run import parse_args, read_file
 from utils.snapshot_pool import SnapshotPool
+from utils.team_env import TeamStep
 
 
 class Warrior(Fighter):
@@ -72,6 +74,29 @@ def test_scores_with_and_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.2 < first["eval/prey_score_vs_random"] < 0.8
     monkeypatch.delattr(Fighter, "noise")
     assert score_policies(arena, warriors, 40, 1, deterministic=True)["eval/prey_score_vs_random"] == 1.0
+
+
+def test_a_game_that_draws_from_global_streams_changes_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go on afterwards as if there had been no evaluation."""
+
+    draws = random.random, np.random.random, lambda: torch.rand(1).item()
+    step = Contest.step
+
+    def noisy_step(contest: Contest, actions: list[np.ndarray]) -> TeamStep:
+        _ = [draw() for draw in draws]
+        return step(contest, actions)
+
+    def seed_all() -> None:
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+
+    monkeypatch.setattr(Contest, "step", noisy_step)
+    seed_all()
+    expected = [draw() for draw in draws]
+    seed_all()
+    score_policies(Arena(HUNT), WARRIORS, 6, 3, deterministic=True)
+    assert [draw() for draw in draws] == expected
 
 
 def test_videos_are_of_the_best_scripted_players(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

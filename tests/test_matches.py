@@ -365,8 +365,9 @@ def test_metrics_by_hand() -> None:
         }
     )
     assert matches.metrics() == ratings
-    matches.lengths = [3, 4, 11]
-    assert matches.metrics()["charts/episodic_length"] == 6.0
+    matches.lengths, matches.returns = [3, 4, 11], [1.0, -1.0, 6.0]
+    metrics = matches.metrics()
+    assert (metrics["charts/episodic_length"], metrics["charts/episodic_return"]) == (6.0, 2.0)
 
 
 def test_the_age_of_opponents_is_that_of_snapshots() -> None:
@@ -381,7 +382,7 @@ def test_swaps_that_are_shorter_than_a_game(swap_steps: int, is_told: bool, caps
     """The steps of all opponents in games of ten steps count; told once."""
     matches = make_matches(HUNT, 3, swap_steps=swap_steps)
     for _ in range(2):
-        matches.lengths = [10]
+        matches.lengths, matches.returns = [10], [0.0]
         matches.metrics()
     assert capsys.readouterr().err.count("so opponents change after every game") == is_told
 

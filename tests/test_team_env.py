@@ -25,6 +25,7 @@ from utils.team_env import (
     TaskError,
     Team,
     TeamEnv,
+    TeamStep,
     describe_teams,
     legal_actions,
     make_team_env,
@@ -367,13 +368,20 @@ def test_what_a_pettingzoo_game_forgets(method: str, result: Any, message: str) 
         ("late nan", "step of Auction: the scores of games that are over must be numbers, not"),
         ("late restart", "restart of Auction: SystemExit: 1"),
         ("no end", "step of Auction: where a game is over, each agent that was alive must end"),
+        ("late obs", "step of Auction: ValueError: final_obs of step must give arrays of"),
+        ("late rewards", "step of Auction: ValueError: rewards of step must give arrays of"),
+        ("late scores", "step of Auction: ValueError: scores of step must give arrays of"),
+        ("late type", "step of Auction: ValueError: terminations of step must give arrays of"),
+        ("late alive", "step of Auction: ValueError: alive must give arrays of"),
+        ("late nobody", "step of Auction: alive must have an agent in each game that has begun anew"),
     ],
 )
 def test_a_vectorised_game_that_breaks_down_later(fault: str, message: str) -> None:
     """In its second game."""
     env = make_team_env("vector_game:Auction", 2, {"fault": fault})
     env.reset(0)
-    for _ in range({"late exit": 3, "no end": 2}.get(fault, 5)):
+    sound = {"late exit": 3, "no end": 2, "late nan": 5, "late restart": 5, "late nobody": 2}.get(fault, 2)
+    for _ in range(sound):
         env.step(random_actions(env))
     with pytest.raises(TaskError, match=f"^{message}"):
         env.restart(np.array([1])) if fault == "late restart" else env.step(random_actions(env))  # type: ignore[attr-defined]
@@ -886,6 +894,23 @@ def test_a_game_that_does_not_end_is_cut(capsys: pytest.CaptureFixture[str]) -> 
     assert play_games(env, random_play(env), 0, max_steps=20).tolist() == [[1.0, 2.0], [30.0, 20.0]]
     said = "warning: 1 of 2 games did not end in 20 steps and were scored by their returns so far\n"
     assert capsys.readouterr().err == said
+
+
+def test_rewards_of_agents_that_have_left_decide_no_game(capsys: pytest.CaptureFixture[str]) -> None:
+    """Red's first agent leaves in step 1, and is paid nevertheless."""
+    plan: Plan = [{"red_0": {"reward": 1.0, "end": "termination"}, "red_1": {"reward": 1.0}, "blue_0": {"reward": 1.0}}]
+    env = make_toy(TWO_ON_ONE, [*plan, *[{"red_1": {"reward": 1.0}, "blue_0": {"reward": 0.75}}] * 1000])
+    step, paid = env.step, []
+
+    def pay_the_dead(actions: list[np.ndarray]) -> TeamStep:
+        alive, result = [own.copy() for own in env.alive], step(actions)
+        paid.append(not alive[0].all())
+        return result._replace(rewards=[np.where(own, r, 100.0) for r, own in zip(result.rewards, alive, strict=True)])
+
+    env.step = pay_the_dead  # type: ignore[method-assign]
+    assert play_games(env, random_play(env), 0, max_steps=5).tolist() == [[(2.0 + 4.0) / 2, 1.0 + 4 * 0.75]]
+    assert paid == [False, True, True, True, True]
+    assert "did not end in 5 steps" in capsys.readouterr().err
 
 
 def test_a_video_of_a_game_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:

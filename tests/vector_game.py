@@ -87,6 +87,18 @@ class Auction:
         self.round, self.totals = np.where(over, 0, self.round), np.where(over[:, None], 0.0, self.totals)
         ends, stops = [over[:, None] & (self.fault != "no end")] * 2, [np.zeros((self.num_games, 1), dtype=bool)] * 2
         step = TeamStep(self.observe(), final_obs, rewards, ends, stops, over, scores)
+        if self.games > 0:  # NumPy would stretch these arrays, or take the integers for places
+            changes: Any = {
+                "late obs": {"final_obs": [obs[..., :1] for obs in final_obs]},
+                "late rewards": {"rewards": [reward[:1] for reward in rewards]},
+                "late scores": {"scores": scores[:, :1]},
+                "late type": {"terminations": [end.astype(int) for end in ends]},
+            }
+            step = step._replace(**changes.get(self.fault, {}))
+            if self.fault == "late alive":
+                self.alive = [alive.astype(int) for alive in self.alive]
+            if self.fault == "late nobody":
+                self.alive = [np.zeros((self.num_games, 1), dtype=bool)] * 2
         return SimpleNamespace(**step._asdict()) if self.fault == "step type" else step  # type: ignore[return-value]
 
     def scripted_actions(self, name: str, team: int) -> np.ndarray:

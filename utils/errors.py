@@ -24,7 +24,8 @@ def place_of(error: BaseException) -> str:
     """Where an exception was raised, as " (game.py, line 12)", if a file of the user is in the working folder."""
     frames = traceback.extract_tb(error.__traceback__)
     path = Path(frames[-1].filename).resolve() if frames else Path("/")
-    is_library = "site-packages" in path.parts or path.parent == Path(__file__).resolve().parent
+    is_frozen = bool(frames) and frames[-1].filename.startswith("<")  # importlib's, say
+    is_library = is_frozen or "site-packages" in path.parts or path.parent == Path(__file__).resolve().parent
     is_own = path.is_relative_to(Path.cwd()) and not is_library
     return f" ({path.name}, line {frames[-1].lineno})" if is_own else ""
 

@@ -5,13 +5,16 @@
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from utils.cross_play import (
@@ -36,6 +39,19 @@ AgentT = TypeVar("AgentT", bound=Any)
 ArgsT = TypeVar("ArgsT", bound=Any)
 
 
+@contextmanager
+def streams_kept() -> Iterator[None]:
+    """Restores the global random streams afterwards: a game that is played between may draw from them."""
+    state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+
+
+@streams_kept()
 def score_policies(
     make_games: MakeGames,
     agents: Mapping[str, Any],

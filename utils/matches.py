@@ -139,6 +139,8 @@ class Matches:
         self.game_length = game_length  # mean of the finished games, the newest count most
         self.ages, self.cut_at = np.zeros((2, num_games), dtype=np.int64)  # steps of the running games; 0: not cut
         self.lengths: list[int] = []  # of the games since the last call of `metrics`
+        self.returns: list[float] = []  # of the learner in these games
+        self.running_returns = np.zeros(num_games)  # of the learner's team, the mean over its agents
         self.sizes, self.allies = np.array([len(team.agents) for team in teams]), allies_of(teams)
         self.opposes = np.array([[u not in own for u in range(len(teams))] for own in self.allies])
         self.num_opponents = self.opposes.sum(axis=1).tolist()  # of each team
@@ -201,6 +203,7 @@ class Matches:
             for pool in (*self.pools.values(), *self.rivals.values(), *self.scripted.values()):
                 pool.rng = rng
         self.ages[:] = self.cut_at[:] = 0
+        self.running_returns[:] = 0.0
         if self.game_length is not None:
             self.cut_at = (self.game_length * np.arange(len(self.ages)) / len(self.ages)).astype(np.int64)
         for game in range(len(self.opponents)):
@@ -301,6 +304,7 @@ class Matches:
     def cut_games(self, result: TeamStep) -> tuple[TeamStep, np.ndarray]:
         """Counts a step of all games, and truncates the first games that are due; also returns which: (num_games,)."""
         self.ages += 1
+        self.running_returns += self.of_learner(result.rewards).reshape(len(self.ages), -1).mean(axis=1)
         cut = (self.ages == self.cut_at) & ~result.over
         if not cut.any():
             return result, cut
@@ -319,6 +323,7 @@ class Matches:
         for game in result.over.nonzero()[0].tolist():
             age = int(self.ages[game])
             self.lengths.append(age)
+            self.returns.append(float(self.running_returns[game]))
             if self.game_length is not None:
                 self.game_length += 0.01 * (age - self.game_length)
             self.finish(game, result.scores[game], age <= max_age)
@@ -326,6 +331,7 @@ class Matches:
             self.next_game(game)
         ended = result.over | cut
         self.ages[ended] = self.cut_at[ended] = 0
+        self.running_returns[ended] = 0.0
         restart: Any = getattr(env, "restart", None)  # no game is cut without this method
         return restart(cut.nonzero()[0]) if cut.any() else result.obs
 
@@ -445,9 +451,10 @@ class Matches:
                 metrics["selfplay/opponent_age"] = float(np.nanmean(ages))
             metrics["selfplay/games"] = float(len(results))
         if self.lengths:
+            metrics["charts/episodic_return"] = float(np.mean(self.returns))
             metrics["charts/episodic_length"] = float(np.mean(self.lengths))
             self.warn_of_short_swaps(metrics["charts/episodic_length"])
-        self.finished, self.lengths = [], []
+        self.finished, self.lengths, self.returns = [], [], []
         return metrics
 
 

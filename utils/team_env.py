@@ -164,8 +164,9 @@ def play_games(
     for _ in range(max_steps):
         if frames is not None and running[0] and len(frames) < MAX_FRAMES:
             frames.append(env.render())
+        alive = [own.copy() for own in env.alive]  # the rewards of agents that have left count for nothing
         step = env.step([act(team, obs[team]) for team in range(len(env.teams))])
-        returns += side_means(step.rewards, allies)
+        returns += side_means([r * own for r, own in zip(step.rewards, alive, strict=True)], allies)
         ended = running & step.over
         if frames is not None and shows_end and ended[0]:
             frames.append(env.render())
@@ -742,14 +743,9 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
     shapes = [(num_games, len(team.agents)) for team in env.teams]
     obs_shapes = [(*shape, team.obs_dim) for shape, team in zip(shapes, env.teams, strict=True)]
     check_arrays("reset", env.reset(0), obs_shapes, "float32")
-    check_arrays("alive", env.alive, shapes, "bool")
+    check_agents(env)
     if not np.any([alive.any(axis=1) for alive in env.alive], axis=0).all():
         raise ValueError("alive must have an agent in each game after a reset")
-    if not isinstance(env.action_masks, (list, tuple)) or len(env.action_masks) != len(env.teams):
-        raise ValueError(f"action_masks must have {len(env.teams)} items, one a team, not {env.action_masks}")
-    for mask, shape, team in zip(env.action_masks, shapes, env.teams, strict=True):
-        if mask is not None:
-            check_arrays("action_masks", [mask], [(*shape, sum(team.branches))], "bool")
     check_masks(env)
     action_shapes = [(*shape, team.action_dim) for shape, team in zip(shapes, env.teams, strict=True)]
     for t, names in enumerate(env.scripted_by_team):
@@ -757,18 +753,36 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
             actions = env.scripted_actions(name, t)
             check_arrays(f"scripted_actions of {name}", [actions], [action_shapes[t]])
             check_actions(f"scripted_actions of {name}", env, t, np.asarray(actions))
-    step = env.step([env.scripted_actions("random", t) for t in range(len(env.teams))])
+    check_step(env, env.step([env.scripted_actions("random", t) for t in range(len(env.teams))]))
+    if hasattr(env, "restart"):
+        check_arrays("restart", env.restart(np.zeros(1, dtype=np.int64)), obs_shapes, "float32")
+
+
+def check_step(env: TeamEnv, step: TeamStep) -> None:
+    """Raises TypeError or ValueError if what a step gives, or the agents after it, have wrong shapes or types."""
     if not isinstance(step, TeamStep):
         raise TypeError(f"step must return a utils.team_env.TeamStep, not a {type(step).__name__}")
+    shapes = [(env.num_games, len(team.agents)) for team in env.teams]
+    obs_shapes = [(*shape, team.obs_dim) for shape, team in zip(shapes, env.teams, strict=True)]
     for name in ("obs", "final_obs"):
         check_arrays(f"{name} of step", getattr(step, name), obs_shapes, "float32")
     check_arrays("rewards of step", step.rewards, shapes)
     for name in ("terminations", "truncations"):
         check_arrays(f"{name} of step", getattr(step, name), shapes, "bool")
-    check_arrays("over of step", [step.over], [(num_games,)], "bool")
-    check_arrays("scores of step", [step.scores], [(num_games, len(env.teams))])
-    if hasattr(env, "restart"):
-        check_arrays("restart", env.restart(np.zeros(1, dtype=np.int64)), obs_shapes, "float32")
+    check_arrays("over of step", [step.over], [(env.num_games,)], "bool")
+    check_arrays("scores of step", [step.scores], [(env.num_games, len(env.teams))])
+    check_agents(env)
+
+
+def check_agents(env: TeamEnv) -> None:
+    """Raises ValueError if `alive` or `action_masks` have wrong shapes or types."""
+    shapes = [(env.num_games, len(team.agents)) for team in env.teams]
+    check_arrays("alive", env.alive, shapes, "bool")
+    if not isinstance(env.action_masks, (list, tuple)) or len(env.action_masks) != len(env.teams):
+        raise ValueError(f"action_masks must have {len(env.teams)} items, one a team, not {env.action_masks}")
+    for mask, shape, team in zip(env.action_masks, shapes, env.teams, strict=True):
+        if mask is not None:
+            check_arrays("action_masks", [mask], [(*shape, sum(team.branches))], "bool")
 
 
 def check_arrays(
@@ -777,9 +791,9 @@ def check_arrays(
     """Raises ValueError if the arrays of a `TeamEnv` do not have these shapes and this type."""
     if not isinstance(arrays, (list, tuple)):
         raise ValueError(f"{name} must give a list of arrays, not {type(arrays).__name__}")
-    found = [(np.shape(array), dtype and str(np.asarray(array).dtype)) for array in arrays]
-    expected = [(shape, dtype) for shape in shapes]
-    if found != expected:
+    if [np.shape(x) for x in arrays] != list(shapes) or (dtype and any(np.asarray(x).dtype != dtype for x in arrays)):
+        found = [(np.shape(array), dtype and str(np.asarray(array).dtype)) for array in arrays]
+        expected = [(shape, dtype) for shape in shapes]
         raise ValueError(f"{name} must give arrays of {expected}, not {found}")
 
 
@@ -824,13 +838,17 @@ def check_masks(env: TeamEnv) -> None:
 
 
 def guard(env: TeamEnv) -> None:
-    """Turns what a user's vectorised game raises into TaskError, and checks masks and the ends of games."""
+    """Turns what a user's vectorised game raises into TaskError, and checks its steps, masks and ends of games."""
 
     def guarded(name: str, method: Callable[..., Any], *args: Any) -> Any:
         with game_code(f"{name} of {type(env).__name__}"):
             alive = [x.copy() for x in env.alive] if name == "step" else []
             result = method(*args)
             if name == "step":
+                check_step(env, result)
+                has_agents = np.any([alive.any(axis=1) for alive in env.alive], axis=0)
+                if getattr(env, "restarts", True) and not has_agents[result.over].all():
+                    raise TaskError("alive must have an agent in each game that has begun anew")
                 if not np.isfinite(scores := result.scores[result.over]).all():
                     raise TaskError(f"the scores of games that are over must be numbers, not {scores}")
                 for was_alive, *ends in zip(alive, result.terminations, result.truncations, strict=True):
@@ -871,6 +889,8 @@ def make_team_env(
         found: Any = importlib.import_module(module)
         found = getattr(found, name) if colon else found
     if colon:
+        if any(base.__module__.startswith("pettingzoo.") for base in getattr(found, "__mro__", ())):
+            raise BadGame(f"{env_id} is a PettingZoo class: give its module alone, with a function parallel_env or env")
         if teams is not None:
             raise BadGame(f"{env_id} takes no --teams: they are for PettingZoo games")
         with refusal(f"{env_id} cannot be made"):
@@ -935,4 +955,6 @@ def make_games(
     names = dict.fromkeys([*sides_of(env.teams), *(team.name for team in env.teams)])
     if learner_side not in (None, *names):
         fail(f"--learner-side takes one of {', '.join(names)}, not {learner_side}")
+    if learner_side is not None and len({team.behavior for team in env.teams}) == len(env.teams):
+        fail("--learner-side takes a game in which teams share a policy, and here each team has its own")
     return env
