@@ -1,10 +1,12 @@
 """SAC from pictures: what is seen, stacks in the buffer, shifts, encoders, gradients, runs."""
 
 import copy
+import gc
 import itertools
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -596,15 +598,47 @@ def test_runs_and_logs_the_keys_of_the_docs(flags: dict[str, Any]) -> None:
     assert all(x.isfinite().all() for x in load_weights(folder).values())
 
 
+@pytest.mark.slow
 def test_rendered_in_processes_of_their_own() -> None:
     """The same run."""
-    kwargs = '{"sees": false}'
-    assert_same_weights(train(vectorization="async", env_kwargs=kwargs), train(env_kwargs=kwargs))
+    flags = {"env_id": "Pendulum-v1", "env_kwargs": "{}", "total_timesteps": 30}
+    assert_same_weights(train(vectorization="async", **flags), train(**flags))
 
 
 def test_evaluation_leaves_the_training_alone() -> None:
     """Evaluations have environments of their own."""
     assert_same_weights(train(eval_freq=20), train())
+
+
+REACHER: dict[str, Any] = {"env_id": "Reacher-v5", "env_kwargs": '{"width": 32, "height": 32, "max_episode_steps": 10}'}
+REACHER |= {"total_timesteps": 40, "learning_starts": 10, "checkpoint_freq": 20}
+
+
+@pytest.mark.slow
+def test_pictures_of_mujoco_come_from_the_seed_whatever_else_is_drawn() -> None:
+    """An evaluation, which closes its own pictures, changes none of the training; nor does a resume."""
+    expected = train(**REACHER)
+    assert_same_weights(train(**REACHER, eval_freq=15), expected)
+    half = train(**REACHER | {"total_timesteps": 20})
+    script.main(script.parse_args(script.Args, ["--resume", str(half), "--total-timesteps", "40"]))
+    assert_same_weights(half, expected)
+
+
+@pytest.mark.slow
+def test_pictures_of_mujoco_from_processes_of_their_own() -> None:
+    """Are the same, and not black, also after other environments were closed and freed."""
+    pictures = []
+    for vectorization in ("sync", "async"):
+        args = make_args(**REACHER, vectorization=vectorization)
+        script.make_envs(replace(args, vectorization="sync"), 1).close()
+        envs = script.make_envs(args, 2)
+        script.make_envs(replace(args, vectorization="sync"), 1).close()
+        gc.collect()
+        first, _ = envs.reset(seed=1)
+        pictures.append((first.copy(), envs.step(np.zeros((2, 2), np.float32))[0].copy()))
+        envs.close()
+    np.testing.assert_array_equal(pictures[0], pictures[1])
+    assert np.reshape(pictures[0], (4, -1)).max(1).min() > 100
 
 
 @pytest.mark.slow

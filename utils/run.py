@@ -286,18 +286,21 @@ class LeanVectorEnv(gym.vector.SyncVectorEnv):
         return obs, rewards, terminations, truncations, infos
 
 
-def vectorize(env_fns: Sequence[Callable[..., gym.Env]], args: Any, video: Path | None = None) -> gym.vector.VectorEnv:
+def vectorize(
+    env_fns: Sequence[Callable[..., gym.Env]], args: Any, video: Path | None = None, context: str | None = None
+) -> gym.vector.VectorEnv:
     """The environments stepped together as --vectorization says, with AutoresetMode.SAME_STEP.
 
     With `video`, a path without suffix, the first episode of the first environment is recorded; `env_fns[0]` is called
-    with `render_mode`. Exits with one sentence if the task does not suit these scripts. An exception of a task becomes
-    a TaskError that says which environment raised it.
+    with `render_mode`. `context` is how processes begin, for `multiprocessing`. Exits with one sentence if the task
+    does not suit these scripts. An exception of a task becomes a TaskError that says which environment raised it.
     """
     fns = [partial(TaskEnv, make_env, i, None if i else video) for i, make_env in enumerate(env_fns)]
     vector_class: Any = gym.vector.AsyncVectorEnv if args.vectorization == "async" else LeanVectorEnv
+    make = partial(vector_class, fns, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     if args.vectorization == "async":
         gym.logger.min_level = 50  # else every process prints tracebacks of what is told in a sentence
-    make = partial(vector_class, fns, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+        make = partial(make, context=context)
     is_native = args.vectorization == "native"
     if is_native:
         kwargs = parse_json("env-kwargs", args.env_kwargs)
@@ -315,6 +318,34 @@ class Recording(gym.wrappers.RecordVideo):
         except Exception as error:  # moviepy, ffmpeg and the disk each have their own
             warn(f"a video is not in {self.video_folder}: {describe_error(error)[:300]}")
             self.recorded_frames, self.recording = [], False
+
+
+class OwnContext(gym.Wrapper):
+    """Draws a task of MuJoCo in its own OpenGL context.
+
+    Gymnasium draws in the context that is current: the newest one of all environments, or none after one was closed.
+    Its `close` also ends GLFW for all environments.
+    """
+
+    def render(self) -> Any:
+        """The current picture."""
+        for viewer in self.viewers().values():
+            viewer.make_context_current()
+        return self.env.render()
+
+    def close(self) -> None:
+        """Frees what was drawn with while its own context is current: in another one it would free that one's."""
+        viewers = self.viewers()
+        while viewers:
+            _, viewer = viewers.popitem()
+            viewer.make_context_current()
+            viewer.con.free()
+            viewer.free()
+        self.env.close()
+
+    def viewers(self) -> dict[str, Any]:
+        """The viewer of each render mode; none before the first picture, or if the task is not one of MuJoCo."""
+        return getattr(getattr(self.unwrapped, "mujoco_renderer", None), "_viewers", {})
 
 
 class TaskEnv(gym.Wrapper):

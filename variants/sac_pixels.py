@@ -40,7 +40,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ is there
-from utils.run import Run, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
+from utils.run import OwnContext, Run, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
 
 # === Arguments ========================================================================================================
 
@@ -136,7 +136,7 @@ class Pixels(gym.Wrapper):
     def __init__(self, env: gym.Env, args: Args) -> None:
         super().__init__(env)
         self.args, self.is_rendered = args, not is_picture(env.observation_space)
-        obs, _ = env.reset()  # to learn how many channels a picture has
+        obs, _ = env.reset(seed=0)  # for the number of channels; MuJoCo's camera stays where this episode begins
         self.frames = deque([self.see(obs)], args.frame_stack)
         self.observation_space = gym.spaces.Box(0, 255, (args.frame_stack * self.frames[0].size,), np.uint8)
 
@@ -186,12 +186,13 @@ def make_env(args: Args, **render: str) -> gym.Env:
         if "rgb_array" not in env.metadata.get("render_modes", []):
             raise ValueError("its observations are not pictures, and it has no render mode rgb_array")
         env = gym.make(args.env_id, **kwargs | {"render_mode": "rgb_array"})
-    return Pixels(env, args)
+    return Pixels(OwnContext(env), args)
 
 
 def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv:
     """`num_envs` environments stepped together; `video` is where the first episode of the first one is recorded."""
-    return vectorize([partial(make_env, args)] * num_envs, args, video)
+    # A forked process would hang in EGL, which its parent has drawn with.
+    return vectorize([partial(make_env, args)] * num_envs, args, video, context="spawn")
 
 
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
