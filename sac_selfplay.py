@@ -362,42 +362,33 @@ class ReplayBuffer:
         self.opponents = torch.empty(capacity, dtype=torch.int64, device=device)
         self.total = 0  # transitions stored so far: transition i is in row i % capacity
         self.columns = {"rows": self.data, "opponents": self.opponents}  # what checkpoints hold
-        self.window = {"left_out": 0, "refreshed_at": 0}  # set by `leave_out`, saved in checkpoints
-        self.eligible, self.eligible_for = torch.zeros(0, dtype=torch.int64, device=device), dict(self.window)
+        self.window = {"first": 0}  # the oldest transition that `leave_out` has left; saved in checkpoints
 
     def add(self, opponents: np.ndarray, *columns: np.ndarray) -> None:
         """Stores a batch: the step of the oldest opponent (n,), then the columns that `sample` returns (n, ...)."""
         flat = [column.reshape(len(opponents), -1) for column in columns if column.size]
         rows = torch.as_tensor(np.concatenate(flat, axis=1, dtype=np.float32), device=self.data.device)
+        self.store(rows, torch.as_tensor(opponents, device=rows.device))
+
+    def store(self, rows: Tensor, opponents: Tensor) -> None:
+        """Stores transitions (n, ...) in place of the oldest ones."""
         indices = torch.arange(self.total, self.total + len(rows), device=rows.device) % len(self.data)
-        self.data[indices], self.opponents[indices] = rows, torch.as_tensor(opponents, device=rows.device)
+        self.data[indices], self.opponents[indices] = rows, opponents
         self.total += len(rows)
 
     def leave_out(self, before: int) -> None:
-        """Removes from `sample` all transitions stored so far whose oldest opponent was saved before this step."""
-        self.window |= {"left_out": before, "refreshed_at": self.total}
-
-    def find_eligible(self) -> Tensor:
-        """The transitions that `leave_out` has kept, in order."""
-        if self.eligible_for != self.window:  # after `leave_out` or a resume
-            self.eligible_for, stop = dict(self.window), self.window["refreshed_at"]
-            stored = torch.arange(max(0, stop - len(self.data)), stop, device=self.data.device)
-            self.eligible = stored[self.opponents[stored % len(self.data)] >= self.window["left_out"]]
-        return self.eligible
+        """Drops all transitions whose oldest opponent was saved before this step: the others are stored again."""
+        first = max(self.window["first"], self.total - len(self.data))
+        stored = torch.arange(first, self.total, device=self.data.device) % len(self.data)
+        kept = stored[self.opponents[stored] >= before]
+        self.window["first"] = self.total
+        self.store(self.data[kept], self.opponents[kept])
 
     def sample(self, batch_size: int) -> tuple[Tensor, ...]:
         """Uniformly with replacement: obs, masks, actions, rewards, next_obs, next_masks, terminations."""
-        # A draw below num_old is an old transition: one that `leave_out` has kept and that is still stored.
-        capacity, device, eligible = len(self.data), self.data.device, self.find_eligible()
-        num_new = min(self.total - self.window["refreshed_at"], capacity)  # all of these are eligible
-        num_gone = int(torch.searchsorted(eligible, self.total - capacity)) if len(eligible) else 0
-        num_old = len(eligible) - num_gone
-        draws = torch.randint(num_old + num_new, (batch_size,), device=device)
-        stored = self.total - num_new + draws - num_old
-        if num_old:
-            old = eligible[(num_gone + draws).clamp_max(len(eligible) - 1)]
-            stored = torch.where(draws < num_old, old, stored)
-        return self.gather(stored % capacity)
+        first = max(self.window["first"], self.total - len(self.data))
+        stored = first + torch.randint(self.total - first, (batch_size,), device=self.data.device)
+        return self.gather(stored % len(self.data))
 
     def gather(self, indices: Tensor) -> tuple[Tensor, ...]:
         """The transitions in these rows (batch_size,), split as `sample` has them."""
@@ -718,8 +709,8 @@ def main(args: Args) -> Path:
 
             # update
             num_due = int(own.updates_per_step * (game_steps[learner] - own.learning_starts))
-            has_new = buffer.total > buffer.window["refreshed_at"]  # `leave_out` may have left no other
-            while has_new and num_updates[learner] < num_due:
+            is_empty = buffer.total == buffer.window["first"]  # `leave_out` may have left nothing
+            while not is_empty and num_updates[learner] < num_due:
                 batch = buffer.sample(own.batch_size)
                 update_metrics |= update(agent, optimizers, batch, own, num_updates[learner], gradient_fns)
                 num_updates[learner] += 1

@@ -270,16 +270,16 @@ MUTANTS = [
     ),
     Mutant(
         SAC_SELFPLAY,
-        '>= self.window["left_out"]]',
-        '> self.window["left_out"]]',
+        "kept = stored[self.opponents[stored] >= before]",
+        "kept = stored[self.opponents[stored] > before]",
         "leaves out the oldest opponent of the window",
         SELFPLAY_TESTS,
     ),
     Mutant(
         SAC_SELFPLAY,
-        "torch.searchsorted(eligible, self.total - capacity)",
-        "torch.searchsorted(eligible, self.total - capacity, right=True)",
-        "drops one transition too many at the end of the ring",
+        'self.window["first"] = self.total\n        self.store',
+        'self.window["first"] = self.total + 1\n        self.store',
+        "drops one transition too many",
         SELFPLAY_TESTS,
     ),
     # --- generalised advantage estimation ---
@@ -435,8 +435,8 @@ MUTANTS = [
     # --- games ---
     Mutant(
         TEAM_ENV,
-        "returns += side_means(step.rewards, allies)",
-        "returns += side_means(step.rewards, allies) * [len(team.agents) for team in env.teams]",
+        "returns += side_means([r * own for r",
+        "returns += side_means([r.shape[1] * r * own for r",
         "a cut game: sum over the team's agents",
         "tests/test_team_env.py",
     ),

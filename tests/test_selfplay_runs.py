@@ -623,7 +623,7 @@ def test_updates_per_step(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch
 def test_old_opponents_are_left_out_of_the_minibatches(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """--replay-opponents window: no sample is of an opponent older than the pool's oldest at the last snapshot.
 
-    Each rule is the step of the pool's oldest snapshot and the number of transitions in the buffer. Sumo: snapshot k is
+    Each rule is the step of the pool's oldest snapshot and the number of transitions stored so far. Sumo: snapshot k is
     of learner step 128 k, when the buffer has 128 k transitions and the pool of two begins with snapshot k - 1.
 
     Pursuit: the one cycle gives the pursuers a third of 512 game steps. Their turn ends at 176, the first multiple of 8
@@ -632,15 +632,21 @@ def test_old_opponents_are_left_out_of_the_minibatches(train_selfplay: Train, mo
     buffer is empty, and whose opponents are the pursuers of step 352. Its own 336 steps have snapshots at 128 and 256.
     """
     rules: list[tuple[int, int]] = []
-    leave_out = sac_selfplay.ReplayBuffer.leave_out
+    num_added: Counter[sac_selfplay.ReplayBuffer] = Counter()
+    leave_out, add = sac_selfplay.ReplayBuffer.leave_out, sac_selfplay.ReplayBuffer.add
 
     def spy(buffer: sac_selfplay.ReplayBuffer, before: int) -> None:
-        rules.append((before, buffer.total))
+        rules.append((before, num_added[buffer]))
         leave_out(buffer, before)
-        kept = buffer.opponents[buffer.find_eligible() % len(buffer.data)]
-        assert (kept >= before).all()
+        kept = torch.arange(buffer.window["first"], buffer.total) % len(buffer.data)
+        assert (buffer.opponents[kept] >= before).all()
+
+    def count(buffer: sac_selfplay.ReplayBuffer, opponents: np.ndarray, *columns: np.ndarray) -> None:
+        num_added[buffer] += len(opponents)
+        add(buffer, opponents, *columns)
 
     monkeypatch.setattr(sac_selfplay.ReplayBuffer, "leave_out", spy)
+    monkeypatch.setattr(sac_selfplay.ReplayBuffer, "add", count)
     train_selfplay(sac_selfplay, replay_opponents="window", window=2)
     assert rules == [(0, 128), (128, 256), (256, 384), (384, 512)]
     rules.clear()

@@ -659,26 +659,26 @@ def assert_whole(sample: tuple[Tensor, ...], branches: tuple[int, ...]) -> np.nd
 
 @pytest.mark.parametrize(("capacity", "seed"), [(7, 0), (20, 1), (64, 2), (100, 3), (1000, 4)], ids=str)
 def test_replay_buffer_against_a_list(capacity: int, seed: int) -> None:
-    """Random additions, several times round, and rules that leave old opponents out: it samples what is left."""
+    """Random additions, several times round, and steps before which opponents are dropped: it samples what is left."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     branches: tuple[int, ...] = [(3,), (), (2, 4)][seed % 3]
     buffer = sac_selfplay.ReplayBuffer(capacity, make_team(*branches, obs_dim=3), torch.device("cpu"))
-    stored: list[dict[str, int]] = []  # all transitions ever, oldest first
+    stored: list[tuple[int, int]] = []  # transition and step of the oldest opponent, oldest first
+    total = 0
     for _ in range(60):
-        ids = np.arange(len(stored), len(stored) + rng.integers(1, min(capacity, 30) + 1))
+        ids = np.arange(total, total + rng.integers(1, min(capacity, 30) + 1))
+        total += len(ids)
         steps = rng.integers(0, 100, len(ids))
         buffer.add(steps, *make_rows(ids, branches))
-        stored += [{"id": int(i), "step": int(step), "left_out": 0} for i, step in zip(ids, steps, strict=True)]
+        stored = [*stored, *zip(ids.tolist(), steps.tolist(), strict=True)][-capacity:]
         if rng.random() < 0.3:
             before = int(rng.integers(0, 90))
             buffer.leave_out(before)
-            for row in stored:
-                row["left_out"] = int(row["step"] < before)
-        eligible = {row["id"] for row in stored[-capacity:] if not row["left_out"]}
-        if eligible:
-            ids = assert_whole(buffer.sample(60 * len(eligible)), branches)
-            assert set(ids.tolist()) == eligible  # one that is missed has a probability of exp(-60)
+            stored = [(i, step) for i, step in stored if step >= before]
+        if stored:
+            drawn = assert_whole(buffer.sample(60 * len(stored)), branches)
+            assert set(drawn.tolist()) == {i for i, _ in stored}  # one that is missed has a probability of exp(-60)
 
 
 def test_replay_samples_are_uniform() -> None:
@@ -687,25 +687,26 @@ def test_replay_samples_are_uniform() -> None:
     buffer = sac_selfplay.ReplayBuffer(50, make_team(3, obs_dim=3), torch.device("cpu"))
     buffer.add(np.arange(40) % 4, *make_rows(np.arange(40), (3,)))
     buffer.leave_out(2)
-    expected = {i for i in range(40) if i % 4 >= 2}
+    expected = [i for i in range(40) if i % 4 >= 2]
     for new in (np.arange(40, 45), np.arange(45, 75), np.arange(75, 120)):
         buffer.add(np.zeros(len(new), dtype=np.int64), *make_rows(new, (3,)))
-        expected = {i for i in expected | set(new.tolist()) if i > new[-1] - 50}
+        expected = [*expected, *new.tolist()][-50:]
         counts = Counter(buffer.sample(100_000)[3].int().tolist())
-        assert counts.keys() == expected
+        assert counts.keys() == set(expected)
         assert scipy.stats.chisquare(list(counts.values())).pvalue > 0.001
 
 
-def test_an_old_opponent_can_be_left_out_by_a_later_rule_only() -> None:
-    """The rule is for what is stored; a looser one takes back what is still there."""
+def test_an_old_opponent_that_still_plays_is_stored() -> None:
+    """Until the next time that some are dropped. Dropping all leaves nothing to sample."""
     buffer = sac_selfplay.ReplayBuffer(10, make_team(3, obs_dim=3), torch.device("cpu"))
     buffer.add(np.array([1, 5]), *make_rows(np.arange(2), (3,)))
-    for before, sampled in ((3, {1}), (5, {1}), (0, {0, 1})):
-        buffer.leave_out(before)
-        assert set(buffer.sample(200)[3].int().tolist()) == sampled
     buffer.leave_out(3)
     buffer.add(np.array([0]), *make_rows(np.array([2]), (3,)))
     assert set(buffer.sample(200)[3].int().tolist()) == {1, 2}
+    buffer.leave_out(3)
+    assert set(buffer.sample(200)[3].int().tolist()) == {1}
+    buffer.leave_out(6)
+    assert buffer.total == buffer.window["first"]
 
 
 @pytest.mark.parametrize("seed", range(4))
