@@ -52,7 +52,16 @@ MAY_DIFFER = {
     "sac_ray": {"Args", "check_args", "RunningMeanStd", "main"},
     "sac_crossq": {"Args", "NormalActor", "TwinQNetwork", "Agent", "compute_td_target", "compute_qf_loss", "main"}
     | {"compute_actor_loss", "compute_qf_gradient", "update"},
-    "sac_pixels": {"Args", "check_args", "make_env", "Agent", "ReplayBuffer", "compute_td_target", "update"}
+    "sac_pixels": {
+        "Args",
+        "check_args",
+        "make_env",
+        "make_envs",
+        "Agent",
+        "ReplayBuffer",
+        "compute_td_target",
+        "update",
+    }
     | {"compute_qf_gradient", "compute_actor_gradient", "evaluate", "main"},
 }
 OWN_SECTIONS = {"sac_ray": {"Parameter server", "Rollout worker", "Tester", "Learner"}}  # its parts

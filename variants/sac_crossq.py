@@ -204,8 +204,8 @@ class BatchRenorm(nn.Module):
     """Batch renormalisation (Ioffe 2017, https://arxiv.org/abs/1702.03275, Algorithm 1), scaled and shifted.
 
     In training a batch is normalised by its own mean and deviation. r and d then correct it, within limits, to what the
-    running statistics give. In the first `warmup` updates r is 1 and d is 0: batch normalisation. Outside
-    of training the running statistics normalise.
+    running statistics give. In the first `warmup` updates r is 1 and d is 0: batch normalisation. Each network trains
+    in its own loss. Elsewhere, as in acting and in the other's loss, the running statistics normalise.
     """
 
     momentum, epsilon, max_r, max_d = 0.99, 1e-3, 3.0, 5.0

@@ -88,9 +88,9 @@ class Args:
     tau: float = 0.005  # step size of the target networks towards the critics
     policy_frequency: int = 1  # at every Nth critic update the actor is updated N times
     policy_lr: float = 1e-3  # learning rate of the actor
-    q_lr: float = 1e-3  # learning rate of the critics
+    q_lr: float = 1e-3  # learning rate of the critics and of the encoder
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
-    anneal_lr: bool = False  # the learning rates of actor and critics fall linearly to zero over the run
+    anneal_lr: bool = False  # the learning rates of actor, critics and encoder fall linearly to zero over the run
     alpha: float = 1.0  # entropy coefficient: its initial value, or with --no-autotune its fixed value
     autotune: bool = True  # learn the entropy coefficient
     target_entropy_scale: float = 1.0  # the target entropy is minus this times the number of action dimensions

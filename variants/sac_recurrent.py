@@ -252,6 +252,7 @@ class Memory(nn.Module):
 
         # Each stretch of an episode becomes a row of its own, and the observation after its last step follows it. So
         # the memory goes over all stretches in one call. Its outputs at a row's empty end are not used.
+        # Begins of 1 0 0 1 0 have the offsets 0 1 2 0 1 and the rows 0 0 0 1 1.
         times = torch.arange(len(starts), device=starts.device)[:, None]
         begins = starts | (times == 0)
         offsets = times - (times * begins).cummax(0).values  # (steps, n): steps since the stretch began

@@ -90,7 +90,7 @@ class Args:
     policy_lr: float = 1e-3  # learning rate of the actor
     q_lr: float = 1e-3  # learning rate of the critics and of the streams' networks
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
-    anneal_lr: bool = False  # the learning rates of actor and critics fall linearly to zero over the run
+    anneal_lr: bool = False  # the learning rates of actor, critics and streams fall linearly to zero over the run
     alpha: float = 1.0  # entropy coefficient: its initial value, or with --no-autotune its fixed value
     autotune: bool = True  # learn the entropy coefficient
     target_entropy_scale: float = 1.0  # the target entropy is minus this times the number of action dimensions
@@ -280,12 +280,13 @@ class Curiosity(nn.Module):
 
     def forward(self, batch: tuple[Tensor, ...]) -> Signal:
         """The reward is the forward model's error (eq. 5, 6); the loss is eq. 7 with beta 0.2."""
-        features, next_features = (self.encoder(self.obs_rms.normalize(obs)) for obs in (batch[0], batch[3]))
-        predicted = self.forward_model(torch.cat([features, batch[1]], dim=-1))
+        obs, actions, _, final_obs, *_ = batch
+        features, next_features = (self.encoder(self.obs_rms.normalize(x)) for x in (obs, final_obs))
+        predicted = self.forward_model(torch.cat([features, actions], dim=-1))
         forward_errors = 0.5 * (predicted - next_features).square().sum(-1)
-        actions = self.inverse_model(torch.cat([features, next_features], dim=-1))
-        inverse_errors = (actions - batch[1]).square().sum(-1)
-        return forward_errors, batch[0].new_zeros(()), (0.2 * forward_errors + 0.8 * inverse_errors).mean()
+        inferred = self.inverse_model(torch.cat([features, next_features], dim=-1))
+        inverse_errors = (inferred - actions).square().sum(-1)
+        return forward_errors, obs.new_zeros(()), (0.2 * forward_errors + 0.8 * inverse_errors).mean()
 
 
 class RND(nn.Module):
@@ -298,10 +299,10 @@ class RND(nn.Module):
         self.predictor = mlp(obs_dim, 128, 128, 64)
 
     def forward(self, batch: tuple[Tensor, ...]) -> Signal:
-        """The reward is the squared error at the next observation; the loss is its mean."""
-        next_obs = self.obs_rms.normalize(batch[3])
-        errors = (self.predictor(next_obs) - self.target(next_obs)).square().mean(-1)
-        return errors, batch[0].new_zeros(()), errors.mean()
+        """The reward is the squared error at the observation after the step; the loss is its mean."""
+        final_obs = self.obs_rms.normalize(batch[3])
+        errors = (self.predictor(final_obs) - self.target(final_obs)).square().mean(-1)
+        return errors, final_obs.new_zeros(()), errors.mean()
 
 
 class GAIL(nn.Module):

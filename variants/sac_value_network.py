@@ -386,7 +386,10 @@ def compute_gradient(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor
 
 
 def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tuple[Tensor, Metrics]:
-    """The gradient of the critics and of the state value on a batch (`ReplayBuffer.sample`)."""
+    """The gradient of the critics and of the state value on a batch (`ReplayBuffer.sample`).
+
+    `noise` draws actions at `obs` here, for the state value, and not at `next_obs`, for a target.
+    """
     obs, actions, rewards, next_obs, terminations = batch
     obs, next_obs = agent.normalize(obs), agent.normalize(next_obs)
     td_target = compute_td_target(agent, rewards, next_obs, terminations, args)
