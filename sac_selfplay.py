@@ -381,8 +381,9 @@ class ReplayBuffer:
         first = max(self.window["first"], self.total - len(self.data))
         stored = torch.arange(first, self.total, device=self.data.device) % len(self.data)
         kept = stored[self.opponents[stored] >= before]
-        self.window["first"] = self.total
-        self.store(self.data[kept], self.opponents[kept])
+        if len(kept) < len(stored):
+            self.window["first"] = self.total
+            self.store(self.data[kept], self.opponents[kept])
 
     def sample(self, batch_size: int) -> tuple[Tensor, ...]:
         """Uniformly with replacement: obs, masks, actions, rewards, next_obs, next_masks, terminations."""

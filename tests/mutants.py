@@ -277,8 +277,8 @@ MUTANTS = [
     ),
     Mutant(
         SAC_SELFPLAY,
-        'self.window["first"] = self.total\n        self.store',
-        'self.window["first"] = self.total + 1\n        self.store',
+        'self.window["first"] = self.total\n            self.store',
+        'self.window["first"] = self.total + 1\n            self.store',
         "drops one transition too many",
         SELFPLAY_TESTS,
     ),

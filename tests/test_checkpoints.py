@@ -592,7 +592,7 @@ def test_the_buffer_is_on_disk_once(script: ModuleType, monkeypatch: pytest.Monk
     flags: dict[str, Any] = {"buffer_size": 200, "checkpoint_freq": 40, "total_timesteps": 1200, "eval_freq": 0}
     flags |= {"cuda": False, "compile": False}
     if script is sac_selfplay:
-        flags |= {"env_id": "sumo", "cross_play_games": 0, "num_games": 4}
+        flags |= {"env_id": "sumo", "cross_play_games": 0, "num_games": 4, "replay_opponents": "all"}
     written: list[int] = []
     write_file = utils.run.write_file
 
