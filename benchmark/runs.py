@@ -72,11 +72,16 @@ Scales = dict[str, tuple[float, float]]  # by task the returns with the normalis
 
 def write_csv(path: Path | None, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Rows under a header, if there is a file for them. A full disk leaves the old file as it was."""
-    if path is not None:
-        new = path.with_name(f"{path.name}.new")
+    if path is None:
+        return
+    new = path.with_name(f"{path.name}.new")
+    try:
         with new.open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([header, *rows])
         os.replace(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 # === Reading ==========================================================================================================

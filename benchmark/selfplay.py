@@ -223,8 +223,8 @@ def print_exploitability(args: Exploitability) -> None:
     rows: list[list[Any]] = []
     if args.csv.exists():
         with args.csv.open(newline="") as file:
-            rows = list(csv.reader(file))[1:]
-        if any(len(row) != len(header) for row in rows):
+            old_header, *rows = [*csv.reader(file)] or [header]
+        if old_header != header or any(len(row) != len(header) for row in rows):
             fail(f"--csv takes a new file, or one with the columns {', '.join(header)}, and {args.csv} has others")
     done = {tuple(row[1:5]) for row in rows}
     groups = by_experiment(args.runs)

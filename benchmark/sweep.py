@@ -321,7 +321,7 @@ def run_job(job: Job, time_limit: float | None = None) -> int:
             time.sleep(POLL_SECONDS)
         if not (command := next_command(job)):
             return 0
-        record: dict[str, Any] = {"time": utc_now(), "host": platform.node(), "pid": os.getpid(), "command": command}
+        record: dict[str, Any] = {"time": utc_now(), "host": platform.node(), "command": command}
         record |= {"sha256": hash_of(job.script, job.env_id), **commit_of(sources_of(job.script, job.env_id))}
         record["threads"], record["gpu"] = os.environ.get("OMP_NUM_THREADS"), os.environ.get("CUDA_VISIBLE_DEVICES")
         deadline = time.monotonic() + 60 * (time_limit or float("inf"))
@@ -396,8 +396,8 @@ def check_flags(jobs: Sequence[Job]) -> None:
             if "exit" in start or end.get("exit") == 2:
                 continue
             if (job := by_journal.get(journal)) and (job.env_id, job.exp_name) != (flags[1], flags[3]):
-                there, here = f"{flags[1]} and {flags[3]}", f"{job.env_id} and {job.exp_name}"
-                fail(f"--env-ids and --exp-name: {here} have the file names of {there}, which {job.folder} has runs of")
+                there, here = f"{flags[1]} of {flags[3]}", f"{job.env_id} of {job.exp_name}"
+                fail(f"--env-ids takes names whose files differ: {here} would have the same as {there} in {job.folder}")
             if (job := by_name.get(flags[3])) is None:
                 continue
             before = Job(Path(start["command"][1]), flags[1], flags[3], int(flags[5]), tuple(flags[6:]), job.folder)
@@ -609,9 +609,9 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start, signals: list[int]) -
                 del running[worker]
                 is_stopped = signals and status in (130, 137, 143, -signal.SIGTERM)
                 states[job] = "finished" if status == 0 else "stopped" if is_stopped else "failed"
-                if is_stopped and state_of(job) == "running":  # since before this sweep, which only waited for its end
-                    states[job], owner = "running", last_record(job)
-                    say(f"not stopped: process {owner.get('pid')} on {owner.get('host')} has {job.name}")
+                if is_stopped and "exit" not in last_record(job) and state_of(job) == "running":
+                    states[job] = "running"  # since before this sweep, which only waited for its end
+                    say(f"not stopped: {job.name} is of an earlier sweep; `fuser {job.journal}` names its processes")
                 say(", ".join([f"{states[job]}: {job.name}", *read_progress(job).values()]))
                 if not is_warned and missed_gpu(job):
                     is_warned = True

@@ -435,8 +435,8 @@ MUTANTS = [
     # --- games ---
     Mutant(
         TEAM_ENV,
-        "returns += side_means([r * own for r",
-        "returns += side_means([r.shape[1] * r * own for r",
+        "returns += side_means(step.rewards, allies)",
+        "returns += side_means(step.rewards, allies) * [len(team.agents) for team in env.teams]",
         "a cut game: sum over the team's agents",
         "tests/test_team_env.py",
     ),

@@ -96,12 +96,12 @@ def test_how_badly_runs_are_beaten(train_selfplay: Train, capsys: pytest.Capture
     assert [start for start in starts if start is not None] == [str(runs[0])]
     print_exploitability(own)
     assert len(list(Path("runs").iterdir())) == 8
-    args.csv.write_text(content.replace(",128,", ","))
-    with pytest.raises(SystemExit, match="2"):
-        print_exploitability(args)
-    assert capsys.readouterr().err.startswith(
-        "error: --csv takes a new file, or one with the columns experiment, run, "
-    )
+    table = "experiment,run,game,score,untrained,first_seconds,first_step,commit\n"
+    for other in (content.replace(",128,", ","), table):
+        args.csv.write_text(other)
+        with pytest.raises(SystemExit, match="2"):
+            print_exploitability(args)
+        assert capsys.readouterr().err.startswith("error: --csv takes a new file, or one with the columns experiment, ")
 
 
 def test_the_first_time_above_a_threshold(tmp_path: Path) -> None:

@@ -554,7 +554,7 @@ def test_a_disk_that_stays_full(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @of_shared_code
 def test_a_disk_that_is_full_for_the_last_points(any_script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run has not finished without them, although its checkpoint could be written: a resume repeats them."""
+    """The run has not finished without its last evaluation, which a resume repeats."""
     save = utils.run.Run.save_checkpoint
 
     def full(*_: Any) -> NoReturn:

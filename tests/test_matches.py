@@ -5,6 +5,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from toy_policies import NUM_BITS, OBS_DIM, Mirror, ToyAgent, make_pool
 from utils.matches import CURRENT, Matches
 from utils.policy_stack import PolicyStack
 from utils.snapshot_pool import Snapshot, SnapshotPool
-from utils.team_env import Team
+from utils.team_env import Team, TeamStep
 
 Layout = Sequence[tuple[str, str, int]]  # of teams: name, behaviour, number of agents
 DUEL: Layout = (("left", "disc", 1), ("right", "disc", 1))
@@ -368,6 +369,25 @@ def test_metrics_by_hand() -> None:
     matches.lengths, matches.returns = [3, 4, 11], [1.0, -1.0, 6.0]
     metrics = matches.metrics()
     assert (metrics["charts/episodic_length"], metrics["charts/episodic_return"]) == (6.0, 2.0)
+
+
+def test_returns_are_those_of_the_learners_team() -> None:
+    """Sums over a game, means over the team's agents; games that were cut or restarted are left out."""
+    matches = make_matches(DOUBLES, 2, learner_side="left", game_length=100.0)
+
+    def step(rewards: list[list[float]], over: list[bool], cut: list[bool]) -> None:
+        own, never = np.array(rewards), [np.zeros((2, 2), dtype=bool)] * 2
+        result = TeamStep([], [], [own, 100.0 + own], never, never, np.array(over), np.zeros((2, 2)))
+        matches.cut_games(result)
+        matches.finish_games(SimpleNamespace(restart=lambda games: []), result, np.array(cut))
+
+    step([[1.0, 3.0], [5.0, 5.0]], [False, False], [False, True])
+    step([[2.0, 2.0], [7.0, 9.0]], [True, False], [False, False])
+    step([[50.0, 50.0], [1.0, 1.0]], [False, True], [False, False])
+    assert matches.returns == [2.0 + 2.0, 8.0 + 1.0]
+    matches.begin_anew(1)
+    step([[0.5, 1.5], [4.0, 4.0]], [True, True], [False, False])
+    assert matches.returns[2:] == [1.0, 4.0]
 
 
 def test_the_age_of_opponents_is_that_of_snapshots() -> None:

@@ -25,7 +25,6 @@ from utils.team_env import (
     TaskError,
     Team,
     TeamEnv,
-    TeamStep,
     describe_teams,
     legal_actions,
     make_team_env,
@@ -896,21 +895,13 @@ def test_a_game_that_does_not_end_is_cut(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == said
 
 
-def test_rewards_of_agents_that_have_left_decide_no_game(capsys: pytest.CaptureFixture[str]) -> None:
-    """Red's first agent leaves in step 1, and is paid nevertheless."""
-    plan: Plan = [{"red_0": {"reward": 1.0, "end": "termination"}, "red_1": {"reward": 1.0}, "blue_0": {"reward": 1.0}}]
-    env = make_toy(TWO_ON_ONE, [*plan, *[{"red_1": {"reward": 1.0}, "blue_0": {"reward": 0.75}}] * 1000])
-    step, paid = env.step, []
-
-    def pay_the_dead(actions: list[np.ndarray]) -> TeamStep:
-        alive, result = [own.copy() for own in env.alive], step(actions)
-        paid.append(not alive[0].all())
-        return result._replace(rewards=[np.where(own, r, 100.0) for r, own in zip(result.rewards, alive, strict=True)])
-
-    env.step = pay_the_dead  # type: ignore[method-assign]
-    assert play_games(env, random_play(env), 0, max_steps=5).tolist() == [[(2.0 + 4.0) / 2, 1.0 + 4 * 0.75]]
-    assert paid == [False, True, True, True, True]
-    assert "did not end in 5 steps" in capsys.readouterr().err
+def test_rewards_of_agents_that_have_left_are_ignored() -> None:
+    """Those of a user's game. The second agents of both teams die in step 1, and are paid in step 5."""
+    env = make_team_env("vector_game:Fallen", 3, {"pays_all": True})
+    env.reset(0)
+    rewards = [env.step(random_actions(env)).rewards[0] for _ in range(5)]
+    assert (rewards[4][:, 0] != 0).all()
+    assert (rewards[4][:, 1] == 0).all()
 
 
 def test_a_video_of_a_game_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -334,7 +334,7 @@ class OwnContext(gym.Wrapper):
         return self.env.render()
 
     def close(self) -> None:
-        """Frees what was drawn with while its own context is current: in another one it would free that one's."""
+        """Makes each viewer's context current and frees it; otherwise MuJoCo would free that of another environment."""
         viewers = self.viewers()
         while viewers:
             _, viewer = viewers.popitem()
@@ -913,17 +913,16 @@ class Run:
 
     def save_checkpoint(self, is_finished: bool) -> bool:
         """Writes checkpoint.pt; the one before becomes checkpoint.previous.pt. Warns and returns False if it cannot."""
+        is_lost = False
         try:
             self.writer.flush()
         except OSError:  # its thread is gone, and its points are lost: the next ones go to a new file
             self.writer.file_writer = self.writer.all_writers = None
-            if is_finished:
-                warn(
-                    "the last points are not in TensorBoard's file, so no checkpoint is written: --resume repeats them"
-                )
-                return False
+            if is_lost := is_finished:
+                warn("the last evaluation is not in TensorBoard's file: --resume repeats it")
         facts = {"script": self.script.name, "format": CHECKPOINT_FORMAT, "versions": VERSIONS}
-        facts |= {"global_step": self.global_step, "total_steps": self.total_steps, "is_finished": is_finished}
+        facts |= {"global_step": self.global_step, "total_steps": self.total_steps}
+        facts["is_finished"] = is_finished and not is_lost
         path = self.folder / "checkpoint.pt"
         try:
             state = {n: dict(part) if isinstance(part, dict) else part.state_dict() for n, part in self.parts.items()}
@@ -939,7 +938,7 @@ class Run:
         for part in self.parts.values():
             if hasattr(part, "remove_old"):  # a buffer's files
                 part.remove_old()
-        return True
+        return not is_lost
 
     def rename_next(self) -> None:
         """Makes checkpoint.next.pt the newest checkpoint, and the newest one the previous one."""

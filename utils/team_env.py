@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -164,9 +165,8 @@ def play_games(
     for _ in range(max_steps):
         if frames is not None and running[0] and len(frames) < MAX_FRAMES:
             frames.append(env.render())
-        alive = [own.copy() for own in env.alive]  # the rewards of agents that have left count for nothing
         step = env.step([act(team, obs[team]) for team in range(len(env.teams))])
-        returns += side_means([r * own for r, own in zip(step.rewards, alive, strict=True)], allies)
+        returns += side_means(step.rewards, allies)
         ended = running & step.over
         if frames is not None and shows_end and ended[0]:
             frames.append(env.render())
@@ -846,8 +846,10 @@ def guard(env: TeamEnv) -> None:
             result = method(*args)
             if name == "step":
                 check_step(env, result)
-                has_agents = np.any([alive.any(axis=1) for alive in env.alive], axis=0)
-                if getattr(env, "restarts", True) and not has_agents[result.over].all():
+                rewards = [np.where(own, paid, 0.0) for own, paid in zip(alive, result.rewards, strict=True)]
+                result = result._replace(rewards=rewards)  # those of agents that have left count for nothing
+                begun = result.over & getattr(env, "restarts", True)
+                if begun.any() and not np.any([own.any(axis=1) for own in env.alive], axis=0)[begun].all():
                     raise TaskError("alive must have an agent in each game that has begun anew")
                 if not np.isfinite(scores := result.scores[result.over]).all():
                     raise TaskError(f"the scores of games that are over must be numbers, not {scores}")
@@ -955,6 +957,8 @@ def make_games(
     names = dict.fromkeys([*sides_of(env.teams), *(team.name for team in env.teams)])
     if learner_side not in (None, *names):
         fail(f"--learner-side takes one of {', '.join(names)}, not {learner_side}")
-    if learner_side is not None and len({team.behavior for team in env.teams}) == len(env.teams):
-        fail("--learner-side takes a game in which teams share a policy, and here each team has its own")
+    num_teams = Counter(team.behavior for team in env.teams)
+    own = [num_teams[team.behavior] for team in env.teams if learner_side in (team.name, team.side)]
+    if own and max(own) == 1:
+        fail(f"--learner-side takes a team that shares its policy with another one, and {learner_side} does not")
     return env

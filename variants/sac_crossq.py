@@ -205,7 +205,7 @@ class BatchRenorm(nn.Module):
 
     In training a batch is normalised by its own mean and deviation. r and d then correct it, within limits, to what the
     running statistics give. In the first `warmup` updates r is 1 and d is 0: batch normalisation. Each network trains
-    in its own loss. Elsewhere, as in acting and in the other's loss, the running statistics normalise.
+    in its own loss. Elsewhere, as in acting and in the other network's loss, the running statistics normalise.
     """
 
     momentum, epsilon, max_r, max_d = 0.99, 1e-3, 3.0, 5.0
