@@ -654,7 +654,7 @@ def test_a_machine_is_removed_in_the_middle(ray_processes: Callable[[], dict[int
 
     program = Program(*FLAGS, "--address", cluster.address, "--num-workers", "4", "--checkpoint-freq", "400")
     program.wait_for(has_previous)
-    assert 0 < workers_there() < 4
+    program.wait_for(lambda: 0 < workers_there() < 4)
     cluster.remove_node(node, allow_graceful=False)
     program.wait_for(lambda: "has died, and a new process is in its place" in Path("out.txt").read_text())
     enough = checkpoint()["global_step"] + 800
