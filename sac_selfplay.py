@@ -364,6 +364,11 @@ class ReplayBuffer:
         self.columns = {"rows": self.data, "opponents": self.opponents}  # what checkpoints hold
         self.window = {"first": 0}  # the oldest transition that `leave_out` has left; saved in checkpoints
 
+    @property
+    def oldest(self) -> int:
+        """The oldest transition that is still there."""
+        return max(self.window["first"], self.total - len(self.data))
+
     def add(self, opponents: np.ndarray, *columns: np.ndarray) -> None:
         """Stores a batch: the step of the oldest opponent (n,), then the columns that `sample` returns (n, ...)."""
         flat = [column.reshape(len(opponents), -1) for column in columns if column.size]
@@ -378,8 +383,7 @@ class ReplayBuffer:
 
     def leave_out(self, before: int) -> None:
         """Drops all transitions whose oldest opponent was saved before this step: the others are stored again."""
-        first = max(self.window["first"], self.total - len(self.data))
-        stored = torch.arange(first, self.total, device=self.data.device) % len(self.data)
+        stored = torch.arange(self.oldest, self.total, device=self.data.device) % len(self.data)
         kept = stored[self.opponents[stored] >= before]
         if len(kept) < len(stored):
             self.window["first"] = self.total
@@ -387,8 +391,7 @@ class ReplayBuffer:
 
     def sample(self, batch_size: int) -> tuple[Tensor, ...]:
         """Uniformly with replacement: obs, masks, actions, rewards, next_obs, next_masks, terminations."""
-        first = max(self.window["first"], self.total - len(self.data))
-        stored = first + torch.randint(self.total - first, (batch_size,), device=self.data.device)
+        stored = self.oldest + torch.randint(self.total - self.oldest, (batch_size,), device=self.data.device)
         return self.gather(stored % len(self.data))
 
     def gather(self, indices: Tensor) -> tuple[Tensor, ...]:
@@ -710,7 +713,7 @@ def main(args: Args) -> Path:
 
             # update
             num_due = int(own.updates_per_step * (game_steps[learner] - own.learning_starts))
-            is_empty = buffer.total == buffer.window["first"]  # `leave_out` may have left nothing
+            is_empty = buffer.total == buffer.oldest  # `leave_out` may have left nothing
             while not is_empty and num_updates[learner] < num_due:
                 batch = buffer.sample(own.batch_size)
                 update_metrics |= update(agent, optimizers, batch, own, num_updates[learner], gradient_fns)

@@ -38,6 +38,7 @@ import tyro
 
 from benchmark import fail
 from benchmark.figures import draw, draw_improvement, draw_intervals, draw_profiles, make_look
+from benchmark.provenance import write_whole
 from benchmark.runs import (
     RETURN,
     Groups,
@@ -288,9 +289,7 @@ def write_page(path: Path, text: str) -> None:
     if begin and END not in rest:
         fail(f"--output takes a page with the line {END} below {BEGIN}, and {path} has none")
     after = rest.partition(END)[2]
-    new = path.with_suffix(".new")  # a full disk must not cost the text of the page
-    new.write_text(f"{before.rstrip()}\n\n{BEGIN}\n\n{text}\n\n{END}{after.rstrip()}\n")
-    os.replace(new, path)
+    write_whole(path, f"{before.rstrip()}\n\n{BEGIN}\n\n{text}\n\n{END}{after.rstrip()}\n")
 
 
 # === Self-play ========================================================================================================

@@ -1,8 +1,8 @@
 """Runs read from their folders, or from the tables of an earlier report, and grouped by task and experiment."""
 
 import csv
+import io
 import json
-import os
 import re
 import shlex
 from collections import Counter, defaultdict
@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 
 from benchmark import fail
-from benchmark.provenance import read_journal, run_folders
+from benchmark.provenance import read_journal, run_folders, write_whole
 from benchmark.random_policy import random_return
 from benchmark.statistics import interquartile_mean
 
@@ -71,17 +71,11 @@ Scales = dict[str, tuple[float, float]]  # by task the returns with the normalis
 
 
 def write_csv(path: Path | None, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Rows under a header, if there is a file for them. A full disk leaves the old file as it was."""
-    if path is None:
-        return
-    new = path.with_name(f"{path.name}.new")
-    try:
-        with new.open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([header, *rows])
-        os.replace(new, path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
+    """Rows under a header, if there is a file for them."""
+    if path is not None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([header, *rows])
+        write_whole(path, text.getvalue())
 
 
 # === Reading ==========================================================================================================

@@ -62,6 +62,7 @@ from benchmark.provenance import (
     sources_of,
     usable_cores,
     versions,
+    write_whole,
 )
 from utils.errors import keep_printing, missing_package
 
@@ -437,8 +438,7 @@ def write_manifest(jobs: Sequence[Job], argv: Sequence[str]) -> None:
         "machine": machine(),
         "environment": {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")},
     }
-    path.with_suffix(".new").write_text(json.dumps([*read_manifest(jobs), entry], indent=2) + "\n")
-    os.replace(path.with_suffix(".new"), path)
+    write_whole(path, json.dumps([*read_manifest(jobs), entry], indent=2) + "\n")
 
 
 # === Progress =========================================================================================================

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -1062,14 +1062,21 @@ def test_a_disk_that_is_full_costs_no_page(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().err.startswith("error: --output takes a folder that can be written to: ")
     assert (study / "README.md").read_text() == page
 
-    def full() -> Iterator[str]:
-        yield "a"
+
+def test_a_disk_that_is_full_costs_no_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study's scores.csv may be the only copy. Nothing else is left behind."""
+    path = tmp_path / "scores.csv"
+    write_csv(path, ["task"], [["Toy-v1"]])
+
+    def write_half(new: Path, text: str) -> None:
+        new.write_bytes(text[:5].encode())
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    scores = (study / "scores.csv").read_text()
+    monkeypatch.setattr(Path, "write_text", write_half)
     with pytest.raises(OSError, match="No space"):
-        write_csv(study / "scores.csv", ["task"], [["b"] * 10_000, full()])  # type: ignore[list-item]
-    assert (study / "scores.csv").read_text() == scores
+        write_csv(path, ["task"], [["Other-v1"]])
+    assert path.read_text() == "task\nToy-v1\n"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_page_without_its_last_marker_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
