@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -23,6 +24,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
+from tqdm import tqdm  # noqa: E402
 
 import ppo_continuous  # noqa: E402
 import ppo_selfplay  # noqa: E402
@@ -30,6 +32,7 @@ import sac_continuous  # noqa: E402
 import sac_selfplay  # noqa: E402
 import utils.run  # noqa: E402
 
+tqdm.set_lock(threading.RLock())  # its own is shared with forked processes: one that is killed could keep it for ever
 TINY: dict[str, dict[str, Any]] = {
     "ppo_continuous": {"total_timesteps": 256, "num_steps": 32, "num_minibatches": 4, "update_epochs": 2}
     | {"num_envs": 2},
