@@ -307,25 +307,31 @@ def notes_on(group: list[Run]) -> list[str]:
             message = "RUNS takes runs of one kind for a task and experiment"
             fail(f"{message}, and {finished[0].folder} and {run.folder} log other scores")
     known = [run for run in group if run.args]
-    for first, run in ((known[0], run) for run in known[1:]):
-        for flag in sorted((first.args.keys() | run.args.keys()) - MAY_DIFFER):
-            ours, theirs = (x.args.get(flag, "not a flag") for x in (first, run))
-            if ours != theirs:
-                values = f"{ours} in {first.folder.name}, {theirs} in {run.folder.name}"
-                notes.append(f"**Not of one kind**: --{flag.replace('_', '-')} is {values}.")
-    for run in group[1:]:
-        if not (run.args and group[0].args) and run.total_timesteps != group[0].total_timesteps:
-            budgets = (
-                f"{group[0].total_timesteps:,} in {group[0].folder.name}, {run.total_timesteps:,} in {run.folder.name}"
-            )
-            notes.append(f"**Not of one kind**: --total-timesteps is {budgets}.")
+    for flag in sorted(set().union(*(run.args for run in known)) - MAY_DIFFER - {"total_timesteps"}):
+        values = [str(run.args.get(flag, "not a flag")) for run in known]
+        notes += difference(f"--{flag.replace('_', '-')} is", known, values)
+    notes += difference("--total-timesteps is", group, [f"{run.total_timesteps:,}" for run in group])
     for run in group:
         if "," in run.sources:
             notes.append(f"**Not of one kind**: {run.folder.name} was resumed by another script: {run.commit}.")
-        if group[0].sources and run.sources and group[0].sources != run.sources:
-            scripts = f"{group[0].commit} in {group[0].folder.name}, {run.commit} in {run.folder.name}"
-            notes.append(f"**Not of one kind**: the script is that of {scripts}.")
+    known = [run for run in group if run.sources]
+    commits = {run.sources: run.commit for run in reversed(known)}  # scripts with changes can have the same commit
+    notes += difference("the script is that of", known, [run.sources for run in known], commits)
     return notes
+
+
+def difference(
+    what: str, runs: Sequence[Run], values: Sequence[str], names: Mapping[str, str] | None = None
+) -> list[str]:
+    """A note that names the first of `runs` with each value, and how many more have it; none if there is one value."""
+    folders: dict[str, list[str]] = defaultdict(list)
+    for run, value in zip(runs, values, strict=True):
+        folders[value].append(run.folder.name)
+    if len(folders) < 2:
+        return []
+    more = {value: f" and {len(group) - 1} more" if len(group) > 1 else "" for value, group in folders.items()}
+    parts = [f"{(names or {}).get(value, value)} in {group[0]}{more[value]}" for value, group in folders.items()]
+    return [f"**Not of one kind**: {what} {', '.join(parts)}."]
 
 
 def mixture_notes(runs: Sequence[Run]) -> list[str]:

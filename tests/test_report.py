@@ -492,9 +492,9 @@ def test_command_and_commit_come_from_the_journal(tmp_path: Path, capsys: pytest
     text = capsys.readouterr().out
     notes = re.findall(r"\*\*Not of one kind\*\*: (.*)\.", text)
     assert notes == [
-        f"the script is that of abababa in {runs[0].name}, cdcdcdc+ in {runs[2].name}",
         f"{runs[3].name} was resumed by another script: abababa, cdcdcdc+",
-        f"the script is that of abababa in {runs[0].name}, abababa, cdcdcdc+ in {runs[3].name}",
+        f"the script is that of abababa in {runs[0].name} and 1 more, cdcdcdc+ in {runs[2].name}, "
+        f"abababa, cdcdcdc+ in {runs[3].name}",
     ]
     row, _ = markdown_rows(text, "Commands")  # and one for the run without a journal
     assert row["command"] == "`python variants/ppo.py --seed SEED --note 'a b'`"
