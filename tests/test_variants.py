@@ -5,6 +5,7 @@ The losses of a variant are tested at the end of this file, against its paper.
 
 import copy
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -315,6 +316,28 @@ def test_how_an_agent_begins(name: str) -> None:
         layers[-1].bias.data.fill_(bias)
         if isinstance(result := agent.actor(inputs), tuple):  # else the policy is deterministic
             assert tuple(x.item() for x in result) == (bias, expected)
+
+
+def draw() -> tuple[float, float, float]:
+    """One number of each of the random streams that all code of a process shares."""
+    return random.random(), np.random.random(), torch.rand(()).item()
+
+
+@pytest.mark.parametrize("name", ["sac_continuous", *IN_ONE_PROCESS])
+def test_a_task_that_draws_shared_random_numbers_in_an_evaluation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training draws the same numbers afterwards."""
+    script: Any = sac_continuous if name == "sac_continuous" else load_script(name)
+    task = "test_sac_pixels:UnevenSlides-v0" if name == "sac_pixels" else "test_sac_rewards:Uneven-v0"
+    args = script.Args(env_id=task, eval_episodes=4)
+    agent = script.Agent(script.make_envs(args, 1), args)
+    step_envs = script.step_envs
+    monkeypatch.setattr(script, "step_envs", lambda *x: (draw(), step_envs(*x))[1])
+    after = []
+    for evaluate in (script.evaluate, lambda *_: None):
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)
+        evaluate(agent, args, Path(), "test")
+        after.append(draw())
+    assert after[0] == after[1]
 
 
 @pytest.mark.parametrize("name", ["sac_continuous", *IN_ONE_PROCESS])

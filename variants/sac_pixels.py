@@ -587,11 +587,12 @@ MAX_EPISODE_STEPS = 10_000  # steps after which an evaluation cuts an episode of
 def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
     """Plays --eval-episodes episodes with the deterministic policy and frozen statistics.
 
-    Each episode has its own environment and seed, and no random stream of the training is used. With --capture-video
+    Each episode has its own environment and seed, and the training's random streams are kept. With --capture-video
     the first episode is recorded to folder/videos. Returns the mean and standard deviation of the undiscounted returns,
     and the mean length in steps.
     """
     args = replace(args, vectorization="sync")
+    streams = random.getstate(), np.random.get_state(), torch.get_rng_state()  # tasks may draw from them
     envs = make_envs(args, args.eval_episodes, folder / "videos" / name if args.capture_video else None)
     obs, _ = envs.reset(seed=(1_000_000 + args.seed * args.eval_episodes) % 2**31)
     returns, lengths = np.zeros(args.eval_episodes), np.zeros(args.eval_episodes)
@@ -604,6 +605,8 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
         if not running.any():
             break
     envs.close()
+    random.setstate(streams[0]), np.random.set_state(streams[1])
+    torch.set_rng_state(streams[2])
     return {"eval/return_mean": returns.mean(), "eval/return_std": returns.std(), "eval/length_mean": lengths.mean()}
 
 
