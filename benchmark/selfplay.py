@@ -69,7 +69,7 @@ class Exploitability:
     runs: tyro.conf.Positional[list[Path]]
     """run folders"""
     csv: Path
-    """file for the raw numbers; what is in it already is not trained again"""
+    """file for the raw numbers; what is in it already is not trained again, also with another number of --games"""
     steps: int = 1_000_000
     """game steps of each training; in an asymmetric game the responses of all roles share them"""
     policies: tuple[Policy, ...] = ("last", "uniform", "nash")
