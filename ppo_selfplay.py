@@ -572,7 +572,7 @@ def main(args: Args) -> Path:
 
     model = {"agent": agents, "pool": matches.pools}
     rest = {"optimizer": optimizers, "matches": matches}  # of a checkpoint, besides the model
-    hint = f"--against {scripted_players(env)[-1].name} --capture-video"  # for the command printed at the end
+    hint = "--against", scripted_players(env)[-1].name, "--capture-video"  # for the command printed at the end
     with Run(args, env, total_steps, stride, model=model, rest=rest, evaluate_with=hint) as run:
         gradient_fn: GradientFn = compute_update_gradient
         for team in {team.behavior: team for team in env.teams}.values() if args.compile else ():

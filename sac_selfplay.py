@@ -661,7 +661,7 @@ def main(args: Args) -> Path:
     model = {"agent": agents, "pool": matches.pools}
     rest = {"optimizer": all_optimizers, "matches": matches, "game_steps": game_steps, "num_updates": num_updates}
     rest["window"] = {behavior: buffer.window for behavior, buffer in buffers.items()}
-    hint = f"--against {scripted_players(env)[-1].name} --capture-video"  # for the command printed at the end
+    hint = "--against", scripted_players(env)[-1].name, "--capture-video"  # for the command printed at the end
     with Run(args, env, total_steps, stride, model=model, rest=rest, buffers=buffers, evaluate_with=hint) as run:
         gradient_fns = PLAIN
         for behavior, buffer in buffers.items() if args.compile else ():

@@ -389,6 +389,33 @@ def test_the_table_of_three_teams() -> None:
     assert all(contest.closed for contest in make_env.made)
 
 
+class OddOneOut(Contest):
+    """The team that acts unlike the others loses."""
+
+    def step(self, actions: list[np.ndarray]) -> TeamStep:
+        """Counts for each team the others that act alike."""
+        strengths = np.stack([team_actions[:, 0, 0] for team_actions in actions], axis=1)
+        alike = (strengths[:, :, None] == strengths[:, None]).sum(axis=2) - 1.0
+        return super().step(actions)._replace(scores=alike)
+
+
+def test_nobody_gains_by_the_number_of_seats_in_the_table_of_three_teams() -> None:
+    """Each player has one seat of three in half of the games, and two in the others."""
+
+    def make_env(num_games: int) -> OddOneOut:
+        return OddOneOut(num_games, TRIO)
+
+    table = cross_play(make_env, fighters(TRIO), [policy(1), policy(2), policy(3)], 6, 0, deterministic=True)
+    np.testing.assert_array_equal(table.scores, np.where(np.eye(3)[..., None], NAN, np.full((3, 3, 2), 0.5)))
+    np.testing.assert_allclose(table.ratings, 1200.0)
+
+
+def test_scripted_players_alone_need_no_modules() -> None:
+    """Two that act alike draw."""
+    table = cross_play(Maker(), {}, [Player("random", "disc")] * 2, 4, 0)
+    np.testing.assert_array_equal(table.scores[1, 0], 0.5)
+
+
 def test_players_who_cannot_meet_are_refused() -> None:
     """In one sentence: of three roles no two fill all seats, nor do two players of one role; and pairs may be none."""
     for layout, players in (

@@ -284,6 +284,17 @@ def test_keys_of_two_branches_are_legal(monkeypatch: pytest.MonkeyPatch) -> None
     assert [x.tolist() for x in found if x is not None] == [[0, 1], [0, 2], [0, 1]]
 
 
+@pytest.mark.parametrize("branches", [[3], [3, 3]])
+def test_an_agent_that_has_left_needs_no_key(branches: list[int]) -> None:
+    """Nor a legal action, while its team plays on."""
+    env = toy_game(MultiDiscrete(branches))
+    env.reset(0)
+    env.alive[0][:], env.action_masks[0] = False, np.zeros((1, 1, sum(branches)), dtype=bool)
+    action = play.read_keys(env, 0, (0, 0), None)
+    assert action is not None
+    assert action.tolist() == [0] * len(branches)
+
+
 def test_opposite_keys_and_the_number_pad(keyboard: Callable[[Keys], list[list[str]]]) -> None:
     """The newer one of two keys counts until it is released; a key that repeats is one key."""
     window = play.Window()

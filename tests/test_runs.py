@@ -159,12 +159,15 @@ def test_printed_commands_can_be_copied(tmp_path: Path, capsys: pytest.CaptureFi
     folder.mkdir(parents=True)
     for name in ("model.pt", "checkpoint.pt"):
         (folder / name).touch()
-    run = Mock(script=Path(ppo_continuous.__file__), folder=folder, evaluate_with="")
+    run = Mock(script=Path(ppo_continuous.__file__), folder=folder, evaluate_with=("--against", 'a "b'))
     capsys.readouterr()
     utils.run.Run.suggest(run, False)
     commands = [shlex.split(line.removeprefix("next:")) for line in capsys.readouterr().out.splitlines()[1:]]
     assert commands[0] == ["tensorboard", "--logdir", str(folder.parent)]
-    assert [command[2:] for command in commands[1:]] == [["--evaluate", str(folder)], ["--resume", str(folder)]]
+    assert [command[2:] for command in commands[1:]] == [
+        ["--evaluate", str(folder), "--against", 'a "b'],
+        ["--resume", str(folder)],
+    ]
 
 
 def test_evaluation_prints_the_trained_number(

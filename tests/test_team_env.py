@@ -293,6 +293,7 @@ def test_a_vectorised_game_by_its_name() -> None:
         ("Auction", "masks", "action_masks must have 2 items, one a team, not "),
         ("Auction", "step type", "step must return a utils.team_env.TeamStep, not a SimpleNamespace"),
         ("Auction", "mask shape", "action_masks must give arrays of"),
+        ("Auction", "final masks", "final_masks must give arrays of"),
         ("Auction", "reset", "KeyError: 'nothing there'"),
         ("Auction", "render", "TypeError: render must give an array .*, not NoneType"),
         ("Auction", "exit", "cannot be made: SystemExit: no display"),

@@ -45,6 +45,8 @@ class Auction:
             self.action_masks = None  # type: ignore[assignment]
         if "restart" in fault:
             self.restart = self.broken_restart
+        if fault == "final masks":
+            self.final_masks = [np.ones((num_games, 7), dtype=bool)] * 2
         if fault == "mask shape":
             self.action_masks[1] = np.ones((num_games, 1, 7), dtype=bool)
 

@@ -121,7 +121,7 @@ def play(
         for i in np.unique(seated):
             if players[i].weights is None:
                 actions[seated == i] = env.scripted_actions(players[i].name, t)[seated == i]
-        rows = np.isin(seated, policies[team.behavior])
+        rows = np.isin(seated, policies.get(team.behavior, []))
         if rows.any():
             policy = np.searchsorted(policies[team.behavior], seated[rows]).repeat(obs.shape[1])
             masks = legal_actions(env, t)[rows].reshape(len(policy), -1)
@@ -407,27 +407,33 @@ def cross_play(
 ) -> CrossPlay:
     """Plays all players against each other that can meet, `num_games` per pair, by the rules of `play_pairs`.
 
+    With more than two sides one player takes one of them and the other all others. If both players can do either, they
+    play both, `num_games` each, and the score is the mean.
+
     Players that do not meet even through others are rated apart, with a mean of 1200 each. This is so in a game of
     three roles, where a player of one role meets players of the two others together. Raises ValueError if no two
     players can meet.
     """
     env = make_env(1)
-    pairs = []
+    pairs, is_duel = [], len({tuple(own) for own in allies_of(env.teams)}) == 2
     for i, j in combinations(range(len(players)), 2):
         if seatings(env, players[i], players[j]):
             pairs.append((i, j))
-        elif seatings(env, players[j], players[i]):
+        if seatings(env, players[j], players[i]) and not (is_duel and (i, j) in pairs):  # in a duel the same games
             pairs.append((j, i))
     if not pairs:
         raise ValueError(
             "cross-play takes players who can meet, one on a team and the other on all others, and no two can"
         )
-    games_per_score = max(len(seatings(env, players[i], players[j])) for i, j in pairs)
+    sides = {(i, j): len(seatings(env, players[i], players[j])) for i, j in pairs}
+    games_per_score = max(sides[i, j] + sides.get((j, i), 0) for i, j in pairs)
     env.close()
     results = play_pairs(make_env, agents, players, pairs, num_games, seed, deterministic)
     scores = np.full((len(players), len(players), results.shape[1]), np.nan)
-    for (i, j), result in zip(pairs, results, strict=True):
-        scores[i, j], scores[j, i] = result, 1.0 - result
+    played = dict(zip(pairs, results, strict=True))
+    for i, j in pairs:
+        score = (played[i, j] + 1.0 - played[j, i]) / 2 if (j, i) in played else played[i, j]
+        scores[i, j], scores[j, i] = score, 1.0 - score
     ratings = np.zeros((3, len(players)))  # and the bounds of their intervals
     for group in connected(~np.isnan(scores[:, :, 0])):
         ratings[:, group] = bootstrap_ratings(scores[np.ix_(group, group)], games_per_score=games_per_score)

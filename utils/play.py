@@ -130,12 +130,14 @@ def read_keys(env: TeamEnv, t: int, direction: tuple[int, int], number: int | No
         return keyboard_actions(t, direction, number)[0, 0]
     if not team.branches:
         return np.array([x, y] if team.action_dim == 2 else [x or y], dtype=np.float32)
+    if not env.alive[t][0, 0]:  # it has left, and need not have a legal action
+        return np.zeros(len(team.branches), dtype=np.int64)
     legal = legal_actions(env, t)[0, 0].nonzero()[0]
     if len(team.branches) == 2:
         own = legal[legal < 3], legal[legal >= 3] - 3  # of each branch
         return np.array([i if i in choices else choices[0] for i, choices in zip((x + 1, y + 1), own, strict=True)])
-    if len(legal) == 1 or not env.alive[t][0, 0]:  # it is another agent's turn, or this one has left
-        return legal[:1]
+    if len(legal) == 1:  # it is another agent's turn
+        return legal
     choice = None if number is None else (number - 1) % 10
     return None if choice not in legal else np.array([choice])
 

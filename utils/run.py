@@ -626,7 +626,7 @@ class Run:
         model: Mapping[str, Any],
         rest: Mapping[str, Any],
         buffers: Mapping[str, "Buffer"] | None = None,
-        evaluate_with: str = "--capture-video",
+        evaluate_with: Sequence[str] = ("--capture-video",),
     ) -> None:
         """Makes or resumes the run folder. Exits with one sentence if that cannot be done.
 
@@ -638,7 +638,7 @@ class Run:
         check_memory(buffers or {})
         self.args, self.envs, self.total_steps, self.stride = args, envs, total_steps, stride
         self.model = flatten(model)
-        self.evaluate_with = "" if getattr(args, "vectorization", "") == "native" else evaluate_with
+        self.evaluate_with = () if getattr(args, "vectorization", "") == "native" else evaluate_with
         self.script = script_of(type(args))
         self.folder: Path = args.resume or make_run_folder(args)
         self.lock = lock_folder(self.folder)
@@ -892,7 +892,7 @@ class Run:
         script, folder, parent = map(shlex.quote, paths)
         print(f"run folder: {self.folder}\nnext: tensorboard --logdir {parent}")
         if (self.folder / "model.pt").exists():
-            print(f"      python {script} --evaluate {folder} {self.evaluate_with}".rstrip())
+            print(f"      python {script} --evaluate {folder} {shlex.join(self.evaluate_with)}".rstrip())
         if not is_finished and (self.folder / "checkpoint.pt").exists():
             print(f"      python {script} --resume {folder}")
 

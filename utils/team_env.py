@@ -358,7 +358,7 @@ def make_teams(
 ) -> tuple[Team, ...]:
     """The teams of a PettingZoo game: the `named` ones (`read_teams`), or those that the agents' names tell.
 
-    Named teams share a behaviour if they have equal sizes. `symmetric` overrides the behaviours. Raises BadGame if
+    Named teams share a behaviour if all of them are alike. `symmetric` overrides the behaviours. Raises BadGame if
     there is only one side.
     """
     agents = list(getattr(env, "possible_agents", []))
@@ -772,17 +772,24 @@ def check_step(env: TeamEnv, step: TeamStep) -> None:
     check_arrays("over of step", [step.over], [(env.num_games,)], "bool")
     check_arrays("scores of step", [step.scores], [(env.num_games, len(env.teams))])
     check_agents(env)
+    if hasattr(env, "final_masks"):
+        check_choices(env, "final_masks")
 
 
 def check_agents(env: TeamEnv) -> None:
     """Raises ValueError if `alive` or `action_masks` have wrong shapes or types."""
-    shapes = [(env.num_games, len(team.agents)) for team in env.teams]
-    check_arrays("alive", env.alive, shapes, "bool")
-    if not isinstance(env.action_masks, (list, tuple)) or len(env.action_masks) != len(env.teams):
-        raise ValueError(f"action_masks must have {len(env.teams)} items, one a team, not {env.action_masks}")
-    for mask, shape, team in zip(env.action_masks, shapes, env.teams, strict=True):
+    check_arrays("alive", env.alive, [(env.num_games, len(team.agents)) for team in env.teams], "bool")
+    check_choices(env, "action_masks")
+
+
+def check_choices(env: TeamEnv, name: str) -> None:
+    """Raises ValueError if `action_masks` or `final_masks` have wrong shapes or types."""
+    masks = getattr(env, name)
+    if not isinstance(masks, (list, tuple)) or len(masks) != len(env.teams):
+        raise ValueError(f"{name} must have {len(env.teams)} items, one a team, not {masks}")
+    for mask, team in zip(masks, env.teams, strict=True):
         if mask is not None:
-            check_arrays("action_masks", [mask], [(*shape, sum(team.branches))], "bool")
+            check_arrays(name, [mask], [(env.num_games, len(team.agents), sum(team.branches))], "bool")
 
 
 def check_arrays(
