@@ -147,7 +147,7 @@ def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
-    The task gets actions clipped to [-1, 1]. Returns obs, final_obs (num_envs, obs_dim), rewards,
+    Actions outside [-1, 1] are clipped. Returns obs, final_obs (num_envs, obs_dim), rewards,
     terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next.
     They differ where an episode ended: there the environment was reset, and `obs` begins the next episode.
     """
@@ -451,19 +451,21 @@ MAX_EPISODE_STEPS = 10_000  # steps after which an evaluation cuts an episode of
 def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
     """Plays --eval-episodes episodes with the deterministic policy and frozen statistics.
 
-    Each episode has its own environment and seed, and the training's random streams are kept. With --capture-video
+    Each episode has its own environment and seed, and the training's random streams are restored. With --capture-video
     the first episode is recorded to folder/videos. Returns the mean and standard deviation of the undiscounted returns,
     and the mean length in steps.
     """
     args = args if args.vectorization == "native" else replace(args, vectorization="sync")
+    seed = (1_000_000 + args.seed * args.eval_episodes) % 2**31
     streams = random.getstate(), np.random.get_state(), torch.get_rng_state()  # tasks may draw from them
+    random.seed(seed), np.random.seed(seed), torch.default_generator.manual_seed(seed)
     envs = make_envs(args, args.eval_episodes, folder / "videos" / name if args.capture_video else None)
-    obs, _ = envs.reset(seed=(1_000_000 + args.seed * args.eval_episodes) % 2**31)
+    obs, _ = envs.reset(seed=seed)
     act, returns, lengths = agent.policy(), np.zeros(args.eval_episodes), np.zeros(args.eval_episodes)
     running = np.ones(args.eval_episodes, dtype=bool)
     for _ in range(MAX_EPISODE_STEPS):
         obs, _, rewards, terminations, truncations = step_envs(envs, act(obs))
-        returns += rewards * running
+        returns += np.where(running, rewards, 0.0)
         lengths += running
         running &= ~(terminations | truncations)
         if not running.any():
@@ -585,12 +587,16 @@ if not TYPE_CHECKING and not HAS_UTILS:
             if getattr(args, name) is not None and not low <= getattr(args, name) <= high:
                 fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:g}, not {getattr(args, name)}")
 
+    class Copies(gym.ObservationWrapper):  # a task may write the next observation into the same array
+        observation = staticmethod(np.array)
+
     def vectorize(env_fns, args, video):
-        vector_class = AsyncVectorEnv if args.vectorization == "async" else SyncVectorEnv
-        envs = vector_class(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
-        space = envs.single_action_space
-        if not isinstance(space, gym.spaces.Box) or not np.isfinite(space.high - space.low).all():
-            fail(f"--env-id takes a task whose actions are a Box with finite bounds, not {space}")
+        is_async = args.vectorization == "async" and args.evaluate is None
+        env_fns = [lambda make_env=make_env: Copies(make_env()) for make_env in env_fns]
+        envs = (AsyncVectorEnv if is_async else SyncVectorEnv)(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+        space, finite = envs.single_action_space, lambda box: np.isfinite(box.high - box.low).all()
+        if not isinstance(space, gym.spaces.Box) or space.dtype.kind != "f" or not finite(space):
+            fail(f"--env-id takes a task whose actions are a Box of floats with finite bounds, not {space}")
         return envs
 
     def compiled(function, *example):
@@ -631,6 +637,7 @@ if not TYPE_CHECKING and not HAS_UTILS:
                 yield self.global_step, seed if begins_anew else None
                 begins_anew = self.due(self.args.checkpoint_freq)
                 self.global_step += self.stride
+            self.save()
 
         def check(self, **quantities):
             for name, values in quantities.items():
@@ -654,10 +661,15 @@ if not TYPE_CHECKING and not HAS_UTILS:
             if "eval/return_mean" in metrics:
                 print(f"step {global_step:,}: {describe(metrics)}", flush=True)
 
+        def save(self):
+            if self.args.save_model:
+                torch.save({name: part.state_dict() for name, part in self.model.items()}, self.folder / "model.pt")
+
         def __exit__(self, kind, *_):
             print(f"run folder: {self.folder}")
-            if self.args.save_model and kind in (None, KeyboardInterrupt):  # after a fault the weights may be broken
-                torch.save({name: part.state_dict() for name, part in self.model.items()}, self.folder / "model.pt")
+            if kind is KeyboardInterrupt:  # not after a fault: the weights may be broken
+                self.save()
+            if (self.folder / "model.pt").exists():
                 print(f"next: python {sys.argv[0]} --evaluate {self.folder}")
             self.envs.close()
             self.writer.close()

@@ -728,7 +728,7 @@ def main(args: Args) -> Path:
                 run.begin_anew()  # the games of the next learner begin with a reset and a seed, as after a checkpoint
 
             # log and evaluate
-            if run.due(args.log_freq, args.checkpoint_freq):  # a checkpoint clears the metrics: log them before it
+            if run.due(args.log_freq, args.checkpoint_freq, args.eval_freq):  # before a checkpoint or an evaluation
                 metrics = {name: value.item() for name, value in update_metrics.items()}
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}

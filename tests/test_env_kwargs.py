@@ -36,7 +36,13 @@ class Paying(gym.Env[np.ndarray, np.ndarray]):
         return np.zeros(2, np.float32), self.wage, self.step_count == 4, False, {}
 
 
+def many(num_envs: int, max_episode_steps: str) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """A vector environment with an argument of its own."""
+    return gym.vector.SyncVectorEnv([Paying] * num_envs, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+
+
 gym.register("Paying-v0", entry_point="test_env_kwargs:Paying")
+gym.register("Wages-v0", vector_entry_point="test_env_kwargs:many")
 FAST: dict[str, dict[str, Any]] = {"ppo_continuous": {}, "sac_continuous": {"updates_per_step": 0.1}}
 TASK = {"env_id": "Paying-v0", "env_kwargs": '{"wage": 2.5}', "num_envs": 2}
 
@@ -49,6 +55,17 @@ def returns(folder: Path, tag: str) -> set[float]:
 def call(script: ModuleType, *words: str) -> None:
     """The script with this command line."""
     script.main(script.parse_args(script.Args, [*words, "--no-compile", "--no-cuda"]))
+
+
+def test_a_number_of_steps_that_is_none(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """A task may give max_episode_steps another meaning."""
+    task = ["--env-id", "Wages-v0", "--env-kwargs", '{"max_episode_steps": "7"}', "--vectorization", "native"]
+    flags = {
+        "ppo_continuous": ["--num-steps", "32", "--num-envs", "1", "--num-minibatches", "2"],
+        "sac_continuous": [],
+    }[script.__name__]
+    call(script, *task, *flags, "--total-timesteps", "32", "--eval-episodes", "1")
+    assert "evaluation: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

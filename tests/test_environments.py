@@ -1,8 +1,10 @@
 """What is stored is what happened: final observations, terminations, no resets, under every autoreset mode."""
 
+import itertools
 import multiprocessing
 import signal
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
@@ -10,7 +12,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import Train
+from conftest import Train, load_file
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_envs import LENGTH, Counting, Nested, make_vector
 
@@ -31,6 +33,55 @@ def expected_transitions(num_steps: int) -> list[tuple[float, ...]]:
         transitions.append((episode, step, 10 * episode + step + 1, episode, step + 1, float(end and episode % 2 == 0)))
         episode, step = (episode + 1, 0) if end else (episode, step + 1)
     return transitions
+
+
+def test_tasks_may_write_into_the_array_that_they_returned(script: ModuleType, tmp_path: Path) -> None:
+    """The last observation of an episode is not that of the reset: one after another, in processes, copied alone."""
+    path = tmp_path / f"{script.__name__}.py"
+    path.write_text(Path(script.__file__ or "").read_text())
+    found = []
+    for module, vectorization in itertools.product((script, load_file(path, "copied_alone")), ("sync", "async")):
+        envs = module.make_envs(module.Args(env_id="toy_envs:Reusing-v0", vectorization=vectorization), 3)
+        envs.reset(seed=1)
+        found.append([np.array(x) for _ in range(20) for x in script.step_envs(envs, np.zeros((3, 1)))])
+        envs.close()
+    ends = [final_obs[dones] for _, final_obs, _, _, dones in zip(*[iter(found[0])] * 5, strict=True)]
+    assert np.concatenate(ends)[:, 1].min() >= 2
+    for other in found[1:]:
+        for ours, theirs in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_evaluation_starts_no_processes(script: ModuleType, vectorization: Any) -> None:
+    """The environments that `--evaluate` reads the spaces from would never be closed."""
+    args = script.Args(env_id="toy_envs:Counting-v0", vectorization=vectorization, evaluate=Path())
+    assert isinstance(script.make_envs(args, 1).unwrapped, LeanVectorEnv)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (0, np.zeros((2, 1)), r"TypeError: the observations of step must be a NumPy array \(2, 2\) of numbers"),
+        (1, 1.0, r"rewards of step must be a NumPy array \(2,\) of numbers, not float"),
+        (1, np.zeros((2, 1)), r"rewards of step must be a NumPy array \(2,\) of numbers, not float64 \(2, 1\)"),
+        (2, np.ones(2, np.int64), r"terminations of step must be a NumPy array \(2,\) of bools, not int64 \(2,\)"),
+        (3, np.zeros(2), "truncations of step must be a NumPy array"),
+        (4, {}, "the infos of step must have final_obs where an episode ends"),
+    ],
+)
+def test_what_native_environments_return_is_checked(name: int, value: Any, message: str) -> None:
+    """NumPy would repeat a number for all environments, and take whole numbers for indices."""
+    envs = TaskEnvs(partial(make_vector, MODES[0], 2), "Counting", copies=True)
+    envs.reset(seed=0)
+    step = envs.env.step
+    broken: Any = envs.env
+    broken.step = lambda actions: tuple(value if i == name else x for i, x in enumerate(step(actions)))
+    actions = np.zeros((2, 1), dtype=np.float32)
+    for _ in range(LENGTH - 1 if name == 4 else 0):
+        envs.step(actions)
+    with pytest.raises(TaskError, match=message):
+        envs.step(actions)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -93,7 +144,7 @@ def test_step_envs(script: ModuleType, mode: AutoresetMode) -> None:
     np.testing.assert_array_equal(obs, [[1, 1]] * 2)
 
 
-@pytest.mark.parametrize("env_id", ["toy_envs:Counting-v0", "Hopper-v5"])
+@pytest.mark.parametrize("env_id", ["toy_envs:Counting-v0", "toy_envs:Drawing-v0", "Hopper-v5"])
 def test_lean_vector_environment_is_gymnasiums(env_id: str) -> None:
     """Everything that it returns over several episodes, which end together or apart, and in either way."""
     args = ppo_continuous.Args(env_id=env_id)
@@ -103,6 +154,7 @@ def test_lean_vector_environment_is_gymnasiums(env_id: str) -> None:
     plain = SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
     arrays: list[list[np.ndarray]] = []
     for envs in (lean, plain):
+        np.random.seed(1)
         rng, returned = np.random.default_rng(1), [envs.reset(seed=1)[0]]
         for _ in range(100):
             *values, infos = envs.step(rng.uniform(-1, 1, envs.action_space.shape).astype(np.float32))

@@ -230,6 +230,21 @@ def test_a_fault_in_an_evaluation_repeats_no_iteration(in_evaluation: bool) -> N
     assert checkpoint()["global_step"] == (40 if in_evaluation else 30)
 
 
+def test_a_fault_in_an_evaluation_of_sac_repeats_no_iteration(
+    train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also if neither metrics nor a checkpoint are due in that iteration."""
+
+    def evaluate(*_: Any) -> dict[str, float]:
+        raise TaskError("it")
+
+    monkeypatch.setattr(sac_continuous, "evaluate", evaluate)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        train(sac_continuous, eval_freq=110, log_freq=1000, checkpoint_freq=0)
+    assert checkpoint()["global_step"] == 110
+
+
 def test_ctrl_c_that_ends_the_reader_of_the_output_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with `2>&1 | tee log`: the run cannot say that it stops, and saves."""
     monkeypatch.setattr(utils.run, "stop_signals", [])

@@ -100,7 +100,13 @@ def test_copied_alone_into_an_empty_folder(
             copy.main(copy.parse_args(copy.Args))
         assert capsys.readouterr().err == f"error: {sentence}\n"
     monkeypatch.chdir(alone)
-    stand_in = copy.Run(copy.Args(), SimpleNamespace(close=lambda: None), 1, 1, {})
+    envs = SimpleNamespace(close=lambda: None)
+    run = copy.Run(copy.Args(), envs, 1, 1, {})
+    assert len(list(run.steps())) == 1
+    run.__exit__(KeyError, KeyError("a fault in the final evaluation"), None)
+    assert (run.folder / "model.pt").exists()
+    assert "next: " in capsys.readouterr().out
+    stand_in = copy.Run(copy.Args(), envs, 1, 1, {})
     with pytest.raises(FloatingPointError), stand_in as run:
         run.check(loss=np.nan)
     assert not (run.folder / "model.pt").exists()  # its weights may be broken
@@ -115,7 +121,9 @@ def test_copied_alone_into_an_empty_folder(
         )
         with pytest.raises(SystemExit, match="2"):
             copy.vectorize([], copy.Args(), None)
-        assert "--env-id takes a task whose actions are a Box with finite bounds, not" in capsys.readouterr().err
+        assert (
+            "--env-id takes a task whose actions are a Box of floats with finite bounds, not" in capsys.readouterr().err
+        )
     settings = json.loads((folder / "args.json").read_text()) | {
         "track": True,
         "upload_model": True,

@@ -325,23 +325,33 @@ def draw() -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("name", ["sac_continuous", *IN_ONE_PROCESS])
 def test_a_task_that_draws_shared_random_numbers_in_an_evaluation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The training draws the same numbers afterwards."""
+    """The training draws the same numbers afterwards, and another evaluation draws those of this one."""
     script: Any = sac_continuous if name == "sac_continuous" else load_script(name)
     task = "test_sac_pixels:UnevenSlides-v0" if name == "sac_pixels" else "test_sac_rewards:Uneven-v0"
     args = script.Args(env_id=task, eval_episodes=4)
     agent = script.Agent(script.make_envs(args, 1), args)
     step_envs = script.step_envs
-    monkeypatch.setattr(script, "step_envs", lambda *x: (draw(), step_envs(*x))[1])
+    returns: list[Any] = []
+
+    def luck(*x: Any) -> tuple[np.ndarray, ...]:
+        obs, final_obs, rewards, *ends = step_envs(*x)
+        return obs, final_obs, rewards + sum(draw()), *ends
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(script, "step_envs", luck)
     after = []
-    for evaluate in (script.evaluate, lambda *_: None):
-        random.seed(1), np.random.seed(1), torch.manual_seed(1)
-        evaluate(agent, args, Path(), "test")
+    for seed, evaluate in ((1, script.evaluate), (1, nothing), (2, script.evaluate)):
+        random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
+        returns.append(evaluate(agent, args, Path(), "test"))
         after.append(draw())
-    assert after[0] == after[1]
+    assert after[0] == after[1] != after[2]
+    assert returns[0] == returns[2]
 
 
 @pytest.mark.parametrize("name", ["sac_continuous", *IN_ONE_PROCESS])
-def test_an_evaluation_counts_each_episode_to_its_end(name: str) -> None:
+def test_an_evaluation_counts_each_episode_to_its_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Episodes of 2 to 8 steps, whatever the policy does: the first one of each environment, and nothing after it."""
     script: Any = sac_continuous if name == "sac_continuous" else load_script(name)
     is_pixels = name == "sac_pixels"
@@ -351,6 +361,16 @@ def test_an_evaluation_counts_each_episode_to_its_end(name: str) -> None:
     lengths = [np_random(1_000_012 + i)[0].integers(2, 9) for i in range(4)]
     returns = [n * (n + 1) / 2 for n in lengths]  # rewards 1, 2, 3, ...
     assert len(set(lengths)) > 1
+    step_envs, over = script.step_envs, np.zeros(4, dtype=bool)
+
+    def step(*x: Any) -> tuple[np.ndarray, ...]:
+        """What comes after the first episode is not a number."""
+        obs, final_obs, rewards, terminations, truncations = step_envs(*x)
+        rewards[over] = np.nan
+        over[terminations | truncations] = True
+        return obs, final_obs, rewards, terminations, truncations
+
+    monkeypatch.setattr(script, "step_envs", step)
     metrics = script.evaluate(agent, args, Path(), "test")
     expected = {"eval/return_mean": np.mean(returns), "eval/return_std": np.std(returns)}
     assert metrics == pytest.approx(expected | {"eval/length_mean": np.mean(lengths)})

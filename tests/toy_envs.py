@@ -85,6 +85,35 @@ class Huge(Counting):
     action_space = Box(np.float32(-3e38), np.float32(3e38), (1,), np.float32)
 
 
+class Drawing(Counting):
+    """Draws its observations, and when episodes end, from the random stream that all environments share."""
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Draws."""
+        return np.random.random(2), 1.0, np.random.random() < 0.2, False, {}
+
+
+class Reusing(Counting):
+    """Writes all observations into one array, as some tasks do; episodes have 2 to 5 steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = np.zeros(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begins the next episode."""
+        self.state[:], _ = super().reset(seed=seed)
+        self.length = self.np_random.integers(2, 6)
+        return self.state, {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Counts."""
+        self.state[1] += 1.0
+        return self.state, 1.0, False, bool(self.state[1] == self.length), {}
+
+
 class Forever(Counting):
     """Has episodes without an end and without a time limit, and says when one begins."""
 
@@ -116,6 +145,8 @@ gym.register("Endless-v0", entry_point="toy_envs:Endless", max_episode_steps=20)
 gym.register("Nested-v0", entry_point="toy_envs:Nested", max_episode_steps=20)
 gym.register("Unbounded-v0", entry_point="toy_envs:Unbounded")
 gym.register("Huge-v0", entry_point="toy_envs:Huge")
+gym.register("Drawing-v0", entry_point="toy_envs:Drawing")
+gym.register("Reusing-v0", entry_point="toy_envs:Reusing")
 gym.register("Forever-v0", entry_point="toy_envs:Forever")
 for error in (ValueError, FileNotFoundError, AttributeError, SystemExit, BaseException):
     gym.register(f"{error.__name__}-v0", entry_point=partial(refuse, error))

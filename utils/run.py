@@ -8,7 +8,7 @@ Nothing in this file decides what is learned. A script hands its parts to `Run` 
             run.log(metrics, global_step + stride)
         run.log(evaluate(...), total_steps)
 
-`Run` writes only into the run folder: args.json, TensorBoard events, checkpoint.pt, model.pt, videos/.
+`Run` writes only into the run folder: args.json, TensorBoard events, checkpoint.* and lock, model.pt, videos/.
 """
 
 import atexit
@@ -274,15 +274,13 @@ class LeanVectorEnv(gym.vector.SyncVectorEnv):
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Steps one environment after another; where an episode ends, the next one begins (AutoresetMode.SAME_STEP)."""
-        obs, rewards, infos = np.empty_like(self._observations), np.empty(self.num_envs), {}
+        obs, rewards, infos = np.empty_like(self._observations), np.empty(self.num_envs), dict[str, Any]()
         terminations, truncations = np.empty((2, self.num_envs), dtype=bool)
         for i, env in enumerate(self.envs):
             obs[i], rewards[i], terminations[i], truncations[i], _ = env.step(actions[i])
-        dones = terminations | truncations
-        if dones.any():
-            infos["final_obs"] = obs.copy()
-            for i in np.flatnonzero(dones).tolist():
-                obs[i], _ = self.envs[i].reset()
+            if terminations[i] or truncations[i]:  # before the next one's step, as Gymnasium does it
+                infos.setdefault("final_obs", np.empty_like(obs))[i] = obs[i]
+                obs[i], _ = env.reset()
         return obs, rewards, terminations, truncations, infos
 
 
@@ -296,9 +294,10 @@ def vectorize(
     does not suit these scripts. An exception of a task becomes a TaskError that says which environment raised it.
     """
     fns = [partial(TaskEnv, make_env, i, None if i else video) for i, make_env in enumerate(env_fns)]
-    vector_class: Any = gym.vector.AsyncVectorEnv if args.vectorization == "async" else LeanVectorEnv
+    is_async = args.vectorization == "async" and args.evaluate is None
+    vector_class: Any = gym.vector.AsyncVectorEnv if is_async else LeanVectorEnv
     make = partial(vector_class, fns, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
-    if args.vectorization == "async":
+    if is_async:
         gym.logger.min_level = 50  # else every process prints tracebacks of what is told in a sentence
         make = partial(make, context=context)
     is_native = args.vectorization == "native"
@@ -392,6 +391,8 @@ class TaskEnv(gym.Wrapper):
         except BaseException as error:
             raise TaskError(f"{place}: {describe_error(error)}") from error
         self.check_shape(obs, place)
+        if terminated or truncated:  # the reset, which comes next, may write into the same array
+            obs = np.array(obs)
         return obs, reward, terminated, truncated, {}
 
     def check_shape(self, obs: Any, place: str) -> None:
@@ -431,7 +432,7 @@ class TaskEnvs(gym.vector.VectorWrapper):
             or 0 in action_space.shape
             or not has_range(action_space)
         ):
-            fail(f"{takes} actions are a Box with finite bounds, and those of {env_id} are {action_space}")
+            fail(f"{takes} actions are a Box of floats with finite bounds, and those of {env_id} are {action_space}")
         modes, mode = gym.vector.AutoresetMode, envs.metadata.get("autoreset_mode")
         if mode not in (modes.SAME_STEP, modes.DISABLED):
             name = mode.name if isinstance(mode, modes) else f"metadata['autoreset_mode'] = {mode!r}"
@@ -451,6 +452,8 @@ class TaskEnvs(gym.vector.VectorWrapper):
         """Takes a step in every environment."""
         try:
             obs, rewards, terminations, truncations, infos = self.env.step(actions)
+            if self.copies:
+                self.check_step(obs, rewards, terminations, truncations, infos)
             if self.metadata["autoreset_mode"] == gym.vector.AutoresetMode.DISABLED:
                 dones = terminations | truncations
                 if dones.any():
@@ -461,6 +464,23 @@ class TaskEnvs(gym.vector.VectorWrapper):
             raise
         except BaseException as error:
             self.tell(error)
+
+    def check_step(self, obs: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any) -> None:
+        """Raises TypeError or ValueError for arrays of wrong shapes or types, and if final_obs is missing."""
+        envs = (self.num_envs,)
+        for name, array, shape, kinds in (
+            ("observations", obs, self.observation_space.shape, "biuf"),
+            ("rewards", rewards, envs, "biuf"),
+            ("terminations", terminations, envs, "b"),
+            ("truncations", truncations, envs, "b"),
+        ):
+            if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype.kind not in kinds:
+                found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+                what = "bools" if kinds == "b" else "numbers"
+                raise TypeError(f"the {name} of step must be a NumPy array {shape} of {what}, not {found}")
+        is_same_step = self.metadata["autoreset_mode"] == gym.vector.AutoresetMode.SAME_STEP
+        if is_same_step and (terminations | truncations).any() and "final_obs" not in infos:
+            raise ValueError("the infos of step must have final_obs where an episode ends")
 
     def tell(self, error: BaseException) -> NoReturn:
         """Raises the TaskError for an exception: which environment failed, if that is known, and its type and text."""
@@ -691,6 +711,7 @@ class Run:
             warn(f"--learning-starts {args.learning_starts:,} leaves the run of {total:,} steps without an update")
         with suppress(gym.error.Error):  # a game, or an id without a version
             own_limit = json.loads(getattr(args, "env_kwargs", "{}")).get("max_episode_steps")
+            own_limit = own_limit if isinstance(own_limit, int) else None
             limit = own_limit or gym.spec(args.env_id.rpartition(":")[2]).max_episode_steps or 0
             limit = -(-limit // getattr(args, "action_repeat", 1))  # a step may be several of the task
             longest = limit * getattr(self.envs, "num_envs", 0)  # 0: a checkpoint resets no environment, as in sac_ray
