@@ -51,13 +51,19 @@ class Args:
     """environment steps between two points, for each worker"""
 
 
-def num_started() -> int:
-    """Rollout workers on this machine that have begun a rollout."""
-    found = 0
+def busy_workers() -> set[str]:
+    """The processes of rollout workers on this machine that are in a rollout now."""
+    found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended
-            found += path.read_bytes().startswith(b"ray::RolloutWorker.rollout")
+            if path.read_bytes().startswith(b"ray::RolloutWorker.rollout"):
+                found.add(path.parent.name)
     return found
+
+
+def has_point(folder: Path) -> bool:
+    """Whether the run in this folder has logged a point, which comes after its compilation."""
+    return any("charts/SPS" in EventAccumulator(str(run)).Reload().Tags()["scalars"] for run in folder.glob("runs/*"))
 
 
 def measure(args: Args, num_workers: int, env_seconds: float, extra: list[str]) -> dict[str, float]:
@@ -68,10 +74,10 @@ def measure(args: Args, num_workers: int, env_seconds: float, extra: list[str]) 
     words += ["--env-kwargs", json.dumps({"task": args.task, "seconds": env_seconds}), *extra]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(REPOSITORY / "variants" / "sac_ray.py"), *words]
-        program, most = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL), 0
-        while program.poll() is None and most < num_workers:
+        program, begun = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL), set[str]()
+        while program.poll() is None and (len(begun) < num_workers or not has_point(Path(folder))):
             time.sleep(0.2)
-            most = max(most, num_started())
+            begun |= busy_workers()
         began = time.time()
         time.sleep(args.seconds)
         program.send_signal(signal.SIGINT)
@@ -82,6 +88,8 @@ def measure(args: Args, num_workers: int, env_seconds: float, extra: list[str]) 
         for name, key in COLUMNS.items():
             later = [event.value for event in events.Scalars(key) if event.wall_time > began]
             values[name] = later[1:]  # the first point began before
+        if len(later) < 2:
+            raise SystemExit(f"--seconds {args.seconds:g} takes more seconds, or --steps fewer: two points are needed")
     row = {"num_workers": num_workers, "env_seconds": env_seconds, "points": len(later) - 1}
     return row | {name: float(np.median(x)) for name, x in values.items()}
 

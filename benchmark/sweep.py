@@ -382,9 +382,9 @@ def read_manifest(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     return entries
 
 
-def check_flags(jobs: Sequence[Job]) -> None:
+def check_flags(jobs: Sequence[Job], may_shrink: bool = False) -> None:
     """Exits if a run of the folder under the same name had another script or other flags, or a larger
-    --total-timesteps.
+    --total-timesteps. With `may_shrink` it may have more steps: an array task that waited while others got them.
 
     Runs whose arguments the script refused do not count: a corrected command takes their place.
     """
@@ -406,7 +406,7 @@ def check_flags(jobs: Sequence[Job]) -> None:
             if new is not None:
                 reached = [record.get("budget") for record in journaled] + [budget_of(run) for run in find_runs(before)]
                 old = max([budget for budget in [old, *reached] if budget is not None], default=None)
-            has_shrunk = old != new if old is None or new is None else new < old
+            has_shrunk = not may_shrink and (old != new if old is None or new is None else new < old)
             if has_shrunk and old is not None and new is not None:
                 fail(f"--total-timesteps takes at least the {old:,} that runs in {job.folder} have, not {new:,}")
             if before.script != job.script or other_flags(before) != other_flags(job) or has_shrunk:
@@ -540,11 +540,16 @@ def connect_ray(jobs: Sequence[Job], args: Args) -> Start:
         fail("--launcher ray needs the package ray: pip install ray")
     import ray
 
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody was asked
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Ray's processes inherit it: the runs stop with a checkpoint
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except Exception as error:  # Ray raises bare ones
         fail(f"--launcher ray takes a RAY_ADDRESS that answers, or none: {str(error).splitlines()[0]}")
+    signal.signal(signal.SIGHUP, hangup)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and "CPU" in node["Resources"]]
+    if not nodes:
+        fail("--launcher ray takes a cluster with a node that has CPUs")
     cores = min(sum(node["CPU"] for node in nodes) // (args.workers or 1), *(node["CPU"] for node in nodes))
     has_gpus = jobs[0].uses_gpu and any("GPU" in node for node in nodes)
     gpus = 1 / args.workers_per_gpu if has_gpus else 0
@@ -703,7 +708,7 @@ def main(argv: list[str]) -> int:
     jobs = make_jobs(args, argv[split + 1 :])
     folder = jobs[0].folder
     read_manifest(jobs)  # exits if --folder is something else
-    check_flags(jobs)
+    check_flags(jobs, may_shrink=args.job is not None)
     if args.dry_run:
         queued = queued_jobs(folder)
         for i, job in enumerate(jobs):

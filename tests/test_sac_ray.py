@@ -4,9 +4,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -23,8 +25,8 @@ from conftest import read_scalars
 
 from utils import cluster
 from utils.cluster import Shard, Totals
-from utils.errors import PartLost
-from utils.run import Run, fail
+from utils.errors import PartLost, TaskError
+from utils.run import Run, fail, seed_streams
 
 script: Any = import_module("variants.sac_ray")
 ROOT = Path(__file__).parent.parent
@@ -192,6 +194,8 @@ def test_the_first_steps_are_random_and_no_two_processes_alike(without_ray: None
     worker, _, server = make_worker(learning_starts=1200, rollout_steps=200)
     firsts = [store(one, server, step)[1][1][0].item() for one, step in zip(workers, (0, 0, 12), strict=True)]
     assert len(set(firsts)) == 3
+    store(make_worker()[0], server, 0)
+    assert torch.initial_seed() != seed_streams(workers[0].args.seed, 0)  # the learner's
     _, (_, actions, *_) = store(worker, server, 1199)
     assert np.abs(actions).max() > 0.95
     assert abs(actions.mean()) < 0.1
@@ -265,6 +269,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     for function in (start, get, wait, finished):
         monkeypatch.setattr(script, function.__name__, function)
     monkeypatch.setattr(script, "put", lambda x: x)
+    monkeypatch.setattr(script, "cpu_seconds", lambda parts: [0.0] * len(parts))
     agent = script.Agent(script.make_envs(args, 1), args)
     run = SimpleNamespace(folder=Path("run"), global_step=0, total_steps=120, stride=12)
     exchange = script.Exchange(args, run, agent, torch.zeros(3), shards, counters)
@@ -481,11 +486,56 @@ def test_parts_on_a_cluster_render_as_the_program_does(monkeypatch: pytest.Monke
         raise ConnectionError("none")
 
     monkeypatch.setattr(cluster.ray, "init", refuse)
+    monkeypatch.setattr(cluster, "answers", lambda address: True)
     monkeypatch.setenv("MUJOCO_GL", "egl")
     monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
     with pytest.raises(SystemExit, match="2"):
         script.Connection("1.2.3.4:1", script.__name__, 1, 0.0)
     assert options["runtime_env"]["env_vars"].keys() == {"PYTHONPATH", "OMP_NUM_THREADS", "MUJOCO_GL"}
+
+
+def test_an_address_where_nothing_answers() -> None:
+    """Ray would try for minutes; it looks up names such as auto itself."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert cluster.answers(address)
+    assert not cluster.answers(address)
+    assert not cluster.answers("127.0.0.1:99999")
+    assert cluster.answers("auto")
+
+
+def test_the_traceback_of_a_task_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of the process in which it was raised."""
+
+    def get(_: Any) -> None:
+        raise cluster.ray.exceptions.RayTaskError("rollout", "File bad.py, line 7\n", TaskError("the simulator broke"))
+
+    monkeypatch.setattr(cluster.ray, "get", get)
+    with pytest.raises(TaskError, match="the simulator broke"):
+        cluster.get("x")
+    assert capsys.readouterr().err == "File bad.py, line 7\n"
+
+
+def test_a_checkpoint_with_a_damaged_shard_is_not_taken() -> None:
+    """Before the shards are started: `Run` then takes the checkpoint before."""
+    shard = Shard(make_buffer, Path("checkpoint.replay/0"), EMPTY)
+    shard.add(*transitions(0, 5))
+    first = shard.save()
+    shard.add(*transitions(5, 5))
+    second = shard.save()
+    path = Path("checkpoint.replay/0/5.npz")
+    contents = path.read_bytes()
+    shards = cluster.Shards(1, make_buffer, Path())
+    shards.load_state_dict({"shards": [second]})
+    middle = len(contents) // 2
+    for damaged in (contents[:middle], contents[:middle] + b"\xff" * 8 + contents[middle + 8 :]):
+        path.write_bytes(damaged)
+        with pytest.raises((ValueError, zipfile.BadZipFile)):
+            shards.load_state_dict({"shards": [second]})
+        shards.load_state_dict({"shards": [first]})
+    assert shards.states == [first]
 
 
 @pytest.mark.parametrize(
@@ -631,6 +681,20 @@ def test_a_stopped_or_killed_learner_leaves_no_process(ray_processes: Callable[[
     status, printed = Program("--resume", str(folder), "--total-timesteps", str(step + 100)).end()
     assert status == 0, printed
     assert [x for x, _ in read_scalars(folder)["eval/return_mean"]][-2:] == [step, step + 100]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_terminal_that_is_closed(ray_processes: Callable[[], dict[int, str]]) -> None:
+    """SIGHUP reaches all processes of it; Ray's go on until the run has written its checkpoint."""
+    program = Program(*FLAGS, "--num-workers", "1", "--eval-freq", "0")
+    program.wait_for(has_previous)
+    os.killpg(program.process.pid, signal.SIGHUP)
+    status, printed = program.end()
+    assert status == 129, printed
+    (step,) = re.findall(r"stopped by signal 1 after step ([\d,]+)", printed)
+    assert f"{checkpoint()['global_step']:,}" == step
+    wait_for(lambda: not ray_processes())
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def test_shared_code_is_the_same_to_the_letter(variant: str) -> None:
 
 
 # The aim is 100 lines more than the script without its stand-in. What these have more is listed in CONTRIBUTING.md.
-MAX_MORE_LINES = {"sac_pixels": 135, "sac_recurrent": 140, "sac_rewards": 170, "sac_ray": 206}
+MAX_MORE_LINES = {"sac_pixels": 135, "sac_recurrent": 140, "sac_rewards": 170, "sac_ray": 207}
 
 
 def test_sizes(variant: str) -> None:

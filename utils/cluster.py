@@ -8,8 +8,10 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 import time
+import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from utils.errors import PartLost, missing_package
+from utils.errors import PartLost, TaskError, missing_package
 from utils.run import BufferFiles, check_memory, fail, one_line, warn
 
 try:
@@ -43,13 +45,16 @@ class Connection:
         The parts get the module path of this program, and the classes of the module `script` by value. Warns if there
         are not `worker_cpus` cores for each worker, and exits if no machine has them for one.
         """
-        handler = signal.getsignal(signal.SIGTERM)
+        handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGHUP, signal.SIGTERM)}
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Ray's processes inherit it: a closed terminal must not end them
         variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
         drawing = ("MUJOCO_GL", "SDL_VIDEODRIVER")  # which `draw_without_a_screen` may have set for the tester's videos
         variables |= {name: os.environ[name] for name in drawing if name in os.environ}
         takes = "--address takes a running Ray cluster of which this machine is a node, such as auto or HOST:6379"
         if (address or "").startswith("ray://"):
             fail(f"{takes}, and {address} is a client of one")
+        if address and not answers(address):
+            fail(f"{takes}, and nothing answers at {address}")
         options: dict[str, Any] = {} if address else {"include_dashboard": False}
         if not address:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody was asked
@@ -62,7 +67,8 @@ class Connection:
                 reason = one_line(error)[:200]
                 if not more:
                     fail(f"{takes}, and {address} is not one ({reason})" if address else f"Ray cannot start: {reason}")
-        signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
+        for signum, handler in handlers.items():  # Ray has replaced that of SIGTERM
+            signal.signal(signum, handler)
         ray.cloudpickle.register_pickle_by_value(sys.modules[script])
         cores = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
         if max(cores) < worker_cpus:
@@ -75,6 +81,18 @@ class Connection:
     def close(self) -> None:
         """Ends all parts."""
         ray.shutdown()
+
+
+def answers(address: str) -> bool:
+    """Whether a program listens at HOST:PORT; True for an address of another form, which Ray looks up itself."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return True
+    try:
+        socket.create_connection((host, int(port)), timeout=5.0).close()
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def start(part: type, *arguments: Any, near: bool = False, is_replaced: bool = True, cpus: float = 0.0) -> Any:
@@ -129,6 +147,8 @@ def get(reference: Any) -> Any:
         if isinstance(cause, ray.exceptions.RayActorError):
             name = re.search(r"class_name: (\w+)", str(cause))
             raise PartLost(f"{name[1] if name else 'a part'} has died: {one_line(cause)[-200:]}") from None
+        if isinstance(cause, TaskError):  # its own traceback stayed in the other process
+            print(getattr(error, "traceback_str", ""), file=sys.stderr, end="")
         raise cause from error
 
 
@@ -182,12 +202,15 @@ class Shard:
 class Shards:
     """The shards of a replay buffer; their state is a part of checkpoints."""
 
-    def __init__(self, num_shards: int, make_buffer: Callable[[torch.device], Any]) -> None:
-        """`make_buffer` makes the buffer of a shard. Exits with one sentence if all of them are larger than memory."""
+    def __init__(self, num_shards: int, make_buffer: Callable[[torch.device], Any], resumed: Path | None) -> None:
+        """`make_buffer` makes the buffer of a shard, and `resumed` is the folder of a run that is resumed.
+
+        Exits with one sentence if all buffers together are larger than memory.
+        """
         sizes = make_buffer(torch.device("meta"))  # without the memory
         check_memory(dict.fromkeys(map(str, range(num_shards)), sizes))
         self.states: list[dict[str, Any]] = [{"total": 0, "files": []} for _ in range(num_shards)]
-        self.parts, self.make_buffer = list[Any](), make_buffer
+        self.parts, self.make_buffer, self.resumed = list[Any](), make_buffer, resumed
 
     def start(self, folder: Path) -> list[Any]:
         """Starts them on this machine, with what `load_state_dict` was given; returns their handles."""
@@ -206,7 +229,14 @@ class Shards:
         get([part.remove_old.remote() for part in self.parts])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what a checkpoint holds, before `start`."""
+        """Takes what a checkpoint holds, before `start`; raises an exception if a file of it is missing or damaged."""
+        assert self.resumed is not None, "a run that is not resumed has no checkpoint"
+        for i, shard in enumerate(state["shards"]):
+            for first, _ in shard["files"]:
+                path = self.resumed / "checkpoint.replay" / str(i) / f"{first}.npz"
+                with zipfile.ZipFile(path) as file:
+                    if file.testzip() is not None:
+                        raise ValueError(f"{path} is damaged")
         self.states = state["shards"]
 
 

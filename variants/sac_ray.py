@@ -51,7 +51,7 @@ class Args:
 
     # --- experiment ---
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
-    seed: int = 1  # seed of all random numbers except those of the buffer shards
+    seed: int = 1  # seed of the networks, the environments and the policy's noise, but not of the buffer shards
     cuda: bool = True  # use the GPU if there is one
     compile: bool = True  # compile the update: starts some seconds later, and trains faster
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
@@ -502,8 +502,8 @@ class RolloutWorker:
             self.weights = get(reference)
             load_weights(self.agent, self.weights)
         is_new = self.obs is None
-        if self.obs is None:  # random numbers that no other process has had
-            seed = int(np.random.SeedSequence((args.seed, global_step, self.index)).generate_state(1)[0]) // 2
+        if self.obs is None:  # random numbers of this worker; the learner's seed is that of (seed, global_step, 0)
+            seed = int(np.random.SeedSequence((args.seed, global_step, self.index + 1)).generate_state(1)[0]) // 2
             torch.manual_seed(seed)
             self.obs, _ = self.envs.reset(seed=seed)
 
@@ -607,6 +607,7 @@ class Exchange:
         self.started = run.global_step  # steps of the rollouts that have been begun
         for index in range(args.num_workers):
             self.begin_rollout(index)
+        self.metrics()  # of the time before the first rollout
 
     def publish(self) -> None:
         """Gives the parameter server what workers and tester take from the agent, if there was an update."""
@@ -663,7 +664,7 @@ class Exchange:
         """Rates, lags, queues and the busy share of each part since the last call."""
         server, *shards = cpu_seconds([self.server, *self.shards])
         rates = self.totals.rates(server=server, shards=sum(shards), updates=self.counters["num_updates"])
-        lags, self.lags = np.array(self.lags), []
+        lags, self.lags = np.array(self.lags or [(0.0, 0.0)]), []
         sizes = {"workers": self.args.num_workers, "shards": len(shards), "server": 1, "tester": 1}
         return {f"ray/busy_{part}": rates[part] / size for part, size in sizes.items()} | {
             "ray/busy_learner": 1.0 - rates["waiting"],
@@ -708,7 +709,7 @@ def main(args: Args) -> Path:
     learning_rates = {"policy": args.policy_lr, "q": args.q_lr, "alpha": args.alpha_lr}
     optimizers = {name: Adam(group, learning_rates[name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}
     capacity = args.buffer_size // args.num_buffer_shards
-    shards = Shards(args.num_buffer_shards, partial(ReplayBuffer, capacity, obs_dim, action_dim))
+    shards = Shards(args.num_buffer_shards, partial(ReplayBuffer, capacity, obs_dim, action_dim), args.resume)
     connection = Connection(args.address, __name__, args.num_workers, args.worker_cpus)
     counters = {"num_updates": 0, "evaluated_at": 0}  # a dict, which checkpoints save and load
 
@@ -722,7 +723,7 @@ def main(args: Args) -> Path:
             example = agent, batch, torch.zeros_like(batch[1]), args
             gradient_fns = compiled(compute_qf_gradient, *example), compiled(compute_actor_gradient, *example)
         minibatches, update_metrics = exchange.minibatches(device), Metrics()
-        if 0 < run.global_step == counters["evaluated_at"]:  # resumed; the result was not in the checkpoint
+        if 0 < run.global_step == counters["evaluated_at"] < total_steps:  # resumed: its result is missing
             exchange.begin_evaluation(run.global_step)
         # Yields the steps taken so far. It writes the checkpoints between two iterations, and model.pt after the last.
         for global_step, _ in run.steps():
@@ -749,7 +750,7 @@ def main(args: Args) -> Path:
             exchange.publish()
 
             # log and evaluate
-            if run.due(args.log_freq, args.checkpoint_freq):  # before a checkpoint, which clears the metrics
+            if run.due(args.log_freq, args.checkpoint_freq):
                 metrics = {name: value.item() for name, value in update_metrics.items()}
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}
