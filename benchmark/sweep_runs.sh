@@ -45,9 +45,13 @@ case $1 in
         }
         sac_long sac_continuous "HalfCheetah-v5 Hopper-v5 Walker2d-v5" 1000000 "201 202 203"
         sac_long sac_continuous "Ant-v5 Humanoid-v5" 300000 "201 202 203"
+        # Ant with the observations of Ant-v4, which the published runs had
+        sweep --script "$repository/sac_continuous.py" --exp-name sac_no_contact --folder sweeps/sac_no_contact --env-ids Ant-v5 \
+            --seeds 201 --workers 1 -- --total-timesteps 300000 --eval-freq 20000 --no-cuda \
+            --env-kwargs '{"include_cfrc_ext_in_observation": false}'
         sac_long benchmark/sb3_sac "HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 Humanoid-v5" 300000 201
-        report sac sweeps/{sac_continuous_1000000,sac_continuous_300000,sb3_sac_300000} --published "$repository/benchmark/published_curves.csv" \
-            --published-algorithms sac --labels sac_continuous=SAC sb3_sac="Stable-Baselines3's SAC"
+        report sac sweeps/{sac_continuous_1000000,sac_continuous_300000,sac_no_contact,sb3_sac_300000} --published "$repository/benchmark/published_curves.csv" \
+            --published-algorithms sac --labels sac_continuous=SAC sac_no_contact="SAC, without contact forces" sb3_sac="Stable-Baselines3's SAC"
         ;;
     sac_recipe) # SAC's defaults and one change to them at a time, twenty-five minutes
         sac() { # EXPERIMENT SCRIPT FLAGS
