@@ -55,7 +55,7 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.fixture(autouse=True)
 def process_state() -> Iterator[None]:
     """Undoes what a script's `main` changes in the process: signal handlers, subnormal numbers, a run that began."""
-    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
     yield
     torch.set_flush_denormal(False)  # Hypothesis refuses to run with it
     for signum, handler in handlers.items():

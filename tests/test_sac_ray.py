@@ -580,8 +580,10 @@ class Program:
     """The script in a process group of its own, which prints into out.txt."""
 
     def __init__(self, *flags: str) -> None:
+        hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under `nohup` the tests ignore it, and so would this
         with open("out.txt", "w") as out:
             self.process = subprocess.Popen([*COMMAND, *flags], stdout=out, stderr=out, start_new_session=True)
+        signal.signal(signal.SIGHUP, hangup)
 
     def wait_for(self, condition: Callable[[], Any]) -> None:
         """Waits until the condition holds; fails if the program ends before."""
