@@ -194,8 +194,10 @@ def test_the_first_steps_are_random_and_no_two_processes_alike(without_ray: None
     worker, _, server = make_worker(learning_starts=1200, rollout_steps=200)
     firsts = [store(one, server, step)[1][1][0].item() for one, step in zip(workers, (0, 0, 12), strict=True)]
     assert len(set(firsts)) == 3
-    store(make_worker()[0], server, 0)
-    assert torch.initial_seed() != seed_streams(workers[0].args.seed, 0)  # the learner's
+    first, *_ = make_worker()
+    first.index = 0
+    store(first, server, 0)
+    assert torch.initial_seed() != seed_streams(first.args.seed, 0)  # the learner's
     _, (_, actions, *_) = store(worker, server, 1199)
     assert np.abs(actions).max() > 0.95
     assert abs(actions.mean()) < 0.1
