@@ -29,6 +29,7 @@ Ctrl-C or SIGTERM.
 import fcntl
 import json
 import logging
+import math
 import os
 import platform
 import re
@@ -44,7 +45,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
-from itertools import pairwise, product
+from itertools import chain, pairwise, product, repeat
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -78,6 +79,7 @@ NOTHING_LEFT = "--resume takes a run that has not finished"  # what a script say
 UNREADABLE = "--resume takes a run folder with"  # of one that it cannot read; other refusals pass, such as W&B's
 REFUSED = "exit status 2: the script refuses these arguments"
 ON_CPU = "it ran on the CPU, though there is a GPU: is PyTorch a build for the CPU alone?"
+ECHO_SECONDS = 2.0  # SIGTERMs this close are one stop (`catch_signals`)
 POLL_SECONDS = 0.1
 STOP_SECONDS = 300.0  # that a run has for its checkpoint after --time-limit
 PROGRESS_SECONDS = 60.0  # between two reports of what is running, where there is no terminal
@@ -195,12 +197,21 @@ def utc_now() -> str:
 def catch_signals() -> list[int]:
     """A list to which SIGINT, SIGTERM and SIGHUP are appended from now on, instead of ending the process.
 
-    Under `nohup` SIGHUP stays ignored.
+    Under `nohup` SIGHUP stays ignored. A SIGTERM shortly after another signal is ignored: Slurm sends it to a sweep and
+    to its runs, and the sweep passes it on to them.
     """
     signals: list[int] = []
+    last_time = -math.inf
+
+    def append(signum: int, _: object) -> None:
+        nonlocal last_time
+        if signum != signal.SIGTERM or time.monotonic() > last_time + ECHO_SECONDS:
+            signals.append(signum)
+            last_time = time.monotonic()
+
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, lambda signum, _: signals.append(signum))
+            signal.signal(signum, append)
     return signals
 
 
@@ -529,7 +540,8 @@ def connect_local(jobs: Sequence[Job], args: Args) -> Start:
             env["CUDA_VISIBLE_DEVICES"] = gpus[worker % len(gpus)]
         with job.log.open("a") as log:
             process = spawn(job_command(args, job, str(jobs.index(job))), env=env, stdout=log, stderr=log)
-        return Process(process.poll, process.terminate)
+        kinds = chain([signal.SIGTERM], repeat(signal.SIGINT))  # a second SIGTERM might be taken for the first one
+        return Process(process.poll, lambda: process.send_signal(next(kinds)))
 
     return start
 

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -374,6 +375,25 @@ def test_a_signal_stops_after_the_iteration(signum: int, status: int, capsys: py
     assert exit_info.value.code == status
     assert f"stopped by signal {signum} after step 40" in capsys.readouterr().out
     assert checkpoint()["global_step"] == 40
+
+
+def test_two_sigterms_at_once_are_one_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm sends one to the run and one to its sweep, which passes it on. A later one ends the program at once."""
+    prepare(Args(), {})
+
+    def act(run: Run, step: int) -> None:
+        if step == 30:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as exit_info:
+        train(act)
+    assert exit_info.value.code == 143
+    assert checkpoint()["global_step"] == 40
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(utils.run, "stop_time", time.monotonic() - 3.0)
+    with pytest.raises(SystemExit, match="143"):
+        utils.run.abort(signal.SIGTERM, None)
 
 
 def test_a_disk_that_is_full_at_the_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

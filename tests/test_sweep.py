@@ -358,6 +358,18 @@ def test_stopped(run: Sweep) -> None:
     assert "--resume" in records(name)[-1]["command"]
 
 
+def test_two_sigterms_at_once_are_one_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm sends one to a sweep and one to its runs. A later one, and every Ctrl-C, counts."""
+    signals = sweep.catch_signals()
+    for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+        os.kill(os.getpid(), signum)
+    assert signals == [signal.SIGTERM, signal.SIGINT, signal.SIGINT]
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 3.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signals[3:] == [signal.SIGTERM]
+
+
 def test_a_second_sweep_is_refused_and_a_second_signal_kills(run: Sweep) -> None:
     """A sweep in the same folder at the same time; a run that does not heed the first signal, after which none is
     started.

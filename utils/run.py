@@ -507,7 +507,10 @@ def has_range(space: gym.spaces.Box) -> bool:
 
 # === Run ==============================================================================================================
 
+ECHO_SECONDS = 2.0  # SIGTERMs this close are one stop: Slurm sends it to a run, and to the sweep that passes it on
+
 stop_signals = list[int]()
+stop_time = -math.inf  # of the first of them
 trainer = 0  # the process that trains; those of environments are others
 trains = False  # whether the run has begun its first step, so that there is something to save
 
@@ -524,15 +527,17 @@ def catch_signals() -> None:
 
     Before the first step, while environments are made or the update is compiled, the first one ends it at once, too.
     """
-    global trainer
-    trainer = os.getpid()
+    global trainer, stop_time
+    trainer, stop_time = os.getpid(), -math.inf
 
     def stop(signum: int, _: object) -> None:
+        global stop_time
         if os.getpid() != trainer:  # an environment's process, which the main one ends
             return
+        if stop_signals:  # it came while the first one was handled
+            return abort(signum, _)
         stop_signals.append(signum)
-        if len(stop_signals) > 1:  # it came while the first one was handled
-            abort(signum, _)
+        stop_time = time.monotonic()
         release_signals()
         if not trains:
             raise KeyboardInterrupt
@@ -561,6 +566,8 @@ def kill_environments() -> None:
 
 def abort(signum: int, _: object) -> None:
     """Ends the program at once, with the environments' processes, and without tracebacks."""
+    if signum == signal.SIGTERM and time.monotonic() < stop_time + ECHO_SECONDS:
+        return
     kill_environments()
     with suppress(Exception):  # the signal may have interrupted a print
         sys.stdout.flush()
