@@ -3,8 +3,8 @@
 The algorithm is that of `ppo_continuous.py` (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7 and 9;
 Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). `diff ppo_continuous.py ppo_selfplay.py` shows that
 GAE and both losses are the same. Self-play adds actors for discrete actions (one categorical distribution a branch,
-with masks), the section "Snapshots and turns", and the lines of `main` with `matches`. `utils/matches.py` assigns
-players to teams and rates them, and `utils/snapshot_pool.py` draws the opponents.
+with masks), and the lines of `main` with `matches`. `utils/matches.py` assigns players to teams, rates them, takes
+snapshots and changes turns; `utils/snapshot_pool.py` draws the opponents.
 
 Self-play follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one policy
 with its own optimiser, pool and rating; the *learner* is the behaviour whose turn it is to learn. `docs/selfplay.md`
@@ -42,7 +42,7 @@ from torch import Tensor
 
 from utils.cross_play import scripted_players
 from utils.evaluation import evaluate_run, initialize, load_policies, load_rivals, play_table, score_policies
-from utils.matches import Matches, behavior_args, check_opponents, start_matches
+from utils.matches import behavior_args, check_opponents, start_matches
 from utils.run import Run, compiled, fail, parse_args, prepare
 from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_games
 
@@ -175,10 +175,7 @@ def make_env(args: Args, num_games: int, render: bool = False) -> TeamEnv:
 
 
 class RunningMeanStd(nn.Module):
-    """Running mean and variance of all data seen so far, of any shape; saved with the model.
-
-    Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
-    """
+    """Running mean and variance of all data seen so far, saved with the model (Chan, Golub and LeVeque 1983)."""
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
@@ -364,6 +361,7 @@ def compute_gae(
 
 Metrics = dict[str, Tensor]
 Batch = tuple[Tensor, ...]  # columns in the order of `make_batch`
+GradientFn = Callable[..., tuple[Tensor, Metrics]]
 
 
 def normal_log_prob(actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
@@ -402,9 +400,8 @@ def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
 def flat_vector(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Makes the parameters views of one new vector, and returns it: an optimiser steps it in one operation."""
     parameters = list(parameters)
-    vector = torch.cat([x.detach().flatten() for x in parameters])
-    for parameter, chunk in zip(parameters, vector.split([x.numel() for x in parameters]), strict=True):
-        parameter.data = chunk.view_as(parameter)
+    vector = nn.utils.parameters_to_vector(parameters).detach()
+    nn.utils.vector_to_parameters(vector, parameters)
     return vector
 
 
@@ -452,9 +449,6 @@ def compute_update_gradient(agent: Agent, minibatch: Batch, args: Args) -> tuple
     metrics = policy_metrics | value_metrics | {"losses/entropy": entropy, "losses/grad_norm": grad_norm}
     gradient = gradient * (args.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1.0)
     return gradient, {name: value.detach() for name, value in metrics.items()}
-
-
-GradientFn = Callable[..., tuple[Tensor, Metrics]]
 
 
 def update(
@@ -521,22 +515,6 @@ def evaluate(agents: dict[str, Agent], args: Args, video_folder: Path | None = N
 load_run = partial(load_policies, Args, LIMITS, make_env, Agent)  # (folder, flag) to agents, pools and arguments
 
 
-# === Snapshots and turns ==============================================================================================
-
-
-def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bool:
-    """Takes a snapshot of the learner if one is due, and ends its turn if that is due. Returns whether it took one."""
-    learner, next_learner = matches.learner, matches.learner_at(global_step)
-    pool, step = matches.pools[learner], matches.learner_steps[learner]
-    num_steps = step - pool.latest.step  # since the last snapshot
-    takes_snapshot = num_steps >= args.save_steps or (next_learner != learner and num_steps > 0)
-    if takes_snapshot:
-        pool.add(agent.acting_weights(), step, matches.rating)
-    if next_learner != learner:
-        matches.give_turn(next_learner)
-    return takes_snapshot
-
-
 # === Main =============================================================================================================
 
 
@@ -549,9 +527,7 @@ def main(args: Args) -> Path:
         return args.evaluate
 
     # --- seeds and device ---
-    random.seed(args.seed)
-    np.random.seed(args.seed)
-    torch.manual_seed(args.seed)
+    random.seed(args.seed), np.random.seed(args.seed), torch.manual_seed(args.seed)
     torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
@@ -627,7 +603,7 @@ def main(args: Args) -> Path:
             metrics = learn_from(agent, optimizer, batch, own, gradient_fn)
 
             # snapshot, change of turn
-            end_turn(agent, matches, global_step, args)
+            matches.end_turn(agent, global_step, args.save_steps)
             if global_step == total_steps:  # now, because model.pt is written before the last evaluation
                 matches.add_final_snapshots(agents, args.save_steps)
             if matches.learner != learner:

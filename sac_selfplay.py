@@ -48,7 +48,7 @@ from torch import Tensor
 
 from utils.cross_play import scripted_players
 from utils.evaluation import evaluate_run, initialize, load_policies, load_rivals, play_table, score_policies
-from utils.matches import Matches, behavior_args, check_opponents, start_matches
+from utils.matches import behavior_args, check_opponents, start_matches
 from utils.run import Run, compiled, fail, parse_args, prepare
 from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_games, next_legal_actions
 
@@ -169,10 +169,7 @@ def make_env(args: Args, num_games: int, render: bool = False) -> TeamEnv:
 
 
 class RunningMeanStd(nn.Module):
-    """Running mean and variance of all data seen so far, of any shape; saved with the model.
-
-    Merges the moments of two samples (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
-    """
+    """Running mean and variance of all data seen so far, saved with the model (Chan, Golub and LeVeque 1983)."""
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
@@ -422,7 +419,7 @@ def sample_actions(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor
 def target_entropies(agent: Agent, masks: Tensor, args: Args) -> Tensor:
     """Discrete: (batch_size, num_branches) from the number of legal actions; Box: (1,)."""
     if isinstance(agent.actor, CategoricalActor):
-        return args.discrete_target_entropy_scale * agent.per_branch(masks.float()).log()
+        return args.discrete_target_entropy_scale * agent.per_branch(masks.float()).clamp_min(1.0).log()
     return torch.full((1,), -args.target_entropy_scale * agent.actor.action_dim, device=masks.device)
 
 
@@ -494,9 +491,8 @@ def compute_alpha_loss(agent: Agent, entropies: Tensor, targets: Tensor) -> tupl
 def flat_vector(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Makes the parameters views of one new vector, and returns it: an optimiser steps it in one operation."""
     parameters = list(parameters)
-    vector = torch.cat([x.detach().flatten() for x in parameters])
-    for parameter, chunk in zip(parameters, vector.split([x.numel() for x in parameters]), strict=True):
-        parameter.data = chunk.view_as(parameter)
+    vector = nn.utils.parameters_to_vector(parameters).detach()
+    nn.utils.vector_to_parameters(vector, parameters)
     return vector
 
 
@@ -599,22 +595,6 @@ def evaluate(agents: dict[str, Agent], args: Args, video_folder: Path | None = N
 load_run = partial(load_policies, Args, LIMITS, make_env, Agent)  # (folder, flag) to agents, pools and arguments
 
 
-# === Snapshots and turns ==============================================================================================
-
-
-def end_turn(agent: Agent, matches: Matches, global_step: int, args: Args) -> bool:
-    """Takes a snapshot of the learner if one is due, and ends its turn if that is due. Returns whether it took one."""
-    learner, next_learner = matches.learner, matches.learner_at(global_step)
-    pool, step = matches.pools[learner], matches.learner_steps[learner]
-    num_steps = step - pool.latest.step  # since the last snapshot
-    takes_snapshot = num_steps >= args.save_steps or (next_learner != learner and num_steps > 0)
-    if takes_snapshot:
-        pool.add(agent.acting_weights(), step, matches.rating)
-    if next_learner != learner:
-        matches.give_turn(next_learner)
-    return takes_snapshot
-
-
 # === Main =============================================================================================================
 
 
@@ -627,9 +607,7 @@ def main(args: Args) -> Path:
         return args.evaluate
 
     # --- seeds and device ---
-    random.seed(args.seed)
-    np.random.seed(args.seed)
-    torch.manual_seed(args.seed)
+    random.seed(args.seed), np.random.seed(args.seed), torch.manual_seed(args.seed)
     torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
@@ -699,13 +677,11 @@ def main(args: Args) -> Path:
             matches.learner_steps[learner] += int(valid.sum())
 
             # store
-            all_masks = [next_legal_actions(env, i, result.over) for i in range(len(env.teams))]
-            next_columns = result.rewards, result.final_obs, all_masks, result.terminations
-            rewards, final_obs, next_masks, terminations = map(matches.of_learner, next_columns)
+            next_masks = [next_legal_actions(env, i, result.over) for i in range(len(env.teams))]
+            led_to = map(matches.of_learner, (result.rewards, result.final_obs, next_masks, result.terminations))
             opponents = matches.opponent_steps().repeat(len(valid) // args.num_games)
-            columns = learner_obs, masks, actions, rewards, final_obs, next_masks, terminations
             if valid.any():
-                buffer.add(opponents[valid], *(column[valid] for column in columns))
+                buffer.add(opponents[valid], *(column[valid] for column in (learner_obs, masks, actions, *led_to)))
 
             # rate, next opponents
             max_age = (game_steps[learner] - own.learning_starts) / args.num_games  # older games had random actions
@@ -713,14 +689,13 @@ def main(args: Args) -> Path:
 
             # update
             num_due = int(own.updates_per_step * (game_steps[learner] - own.learning_starts))
-            is_empty = buffer.total == buffer.oldest  # `leave_out` may have left nothing
-            while not is_empty and num_updates[learner] < num_due:
+            while buffer.total > buffer.oldest and num_updates[learner] < num_due:  # `leave_out` may leave nothing
                 batch = buffer.sample(own.batch_size)
                 update_metrics |= update(agent, optimizers, batch, own, num_updates[learner], gradient_fns)
                 num_updates[learner] += 1
 
             # snapshot, change of turn
-            if end_turn(agent, matches, global_step, args) and args.replay_opponents == "window":
+            if matches.end_turn(agent, global_step, args.save_steps) and args.replay_opponents == "window":
                 buffers[matches.learner].leave_out(matches.oldest_opponent())
             if global_step == total_steps:  # now, because model.pt is written before the last evaluation
                 matches.add_final_snapshots(agents, args.save_steps)

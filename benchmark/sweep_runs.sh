@@ -22,14 +22,15 @@ case $1 in
         report ppo sweeps/ppo_{continuous,reference,ten_changes} --normalize-by ppo_continuous \
             --labels ppo_continuous="PPO, defaults" ppo_reference="PPO, reference's settings" ppo_ten_changes="PPO, ten changes"
         ;;
-    ppo_ablation) # each change undone alone, and three together, after `ppo`; three or four of ten seeds have been run
+    ppo_ablation) # each change undone alone, and two and three together, after `ppo`; three or four of ten seeds have been run
         ppo ppo_one_environment "$pool" --num-envs 1 --num-steps 2048
         ppo ppo_std_1 "$pool" --std-min None
         ppo ppo_all_epochs "$pool" --target-kl None
         ppo ppo_norm_adv "$pool" --norm-adv
         ppo ppo_lambda "$pool" --gae-lambda 0.95
+        ppo ppo_adv_kl "$pool" --norm-adv --target-kl None
         ppo ppo_noise_only "$pool" --gae-lambda 0.95 --norm-adv --target-kl None
-        report ppo_ablation sweeps/ppo_{continuous,reference,one_environment,std_1,all_epochs,norm_adv,lambda,noise_only} \
+        report ppo_ablation sweeps/ppo_{continuous,reference,one_environment,std_1,all_epochs,norm_adv,lambda,adv_kl,noise_only} \
             --normalize-by ppo_continuous
         ;;
     ppo_others) # both recipes on tasks that took no part in any choice; HumanoidStandup is to run

@@ -205,9 +205,9 @@ MUTANTS = [
         f"{SELFPLAY_TESTS} tests/test_selfplay_runs.py",
     ),
     Mutant(
-        PPO_SELFPLAY,
-        "num_steps >= args.save_steps or (next_learner != learner and num_steps > 0)",
-        "num_steps >= args.save_steps",
+        MATCHES,
+        "num_steps >= save_steps or (next_learner != self.learner and num_steps > 0)",
+        "num_steps >= save_steps",
         "no snapshot at the end of a turn",
         "tests/test_turns.py tests/test_selfplay_runs.py",
     ),
@@ -337,8 +337,8 @@ MUTANTS = [
     ),
     Mutant(
         SAC_SELFPLAY,
-        "parameter.data = chunk.view_as(parameter)",
-        "parameter.data.copy_(chunk.view_as(parameter))",
+        "    nn.utils.vector_to_parameters(vector, parameters)\n",
+        "",
         "Adam: parameters are no views of the vector",
         SELFPLAY_TESTS,
     ),

@@ -39,6 +39,12 @@ def ppo_changes() -> dict[str, list[Edit]]:
     script = (ROOT / "ppo_continuous.py").read_text()
     acting = "is_known = all(" + script.split("is_known = all(")[1].split("        return act\n")[0]
     assert actor in acting
+    mean_net = "self.mean = mlp(" + script.split("self.mean = mlp(")[1].split("    def forward")[0]
+    std = code("ppo", "A standard deviation that depends on the observation")
+    std_limit = (
+        "    if args.std_min is not None:\n"
+        + script.split("    if args.std_min is not None:\n")[1].split("    return")[0]
+    )
     loss = script.split("    clipped_values = ")[1].split("    return loss")[0]
     optimizer, sgd = "optimizer = Adam(", code("sac", "Another optimiser")
     rate = "optimizer = Adam(agent.parameters(), args.learning_rate, 0.9, 0.999, 1e-5)"
@@ -53,6 +59,12 @@ def ppo_changes() -> dict[str, list[Edit]]:
             (critic, norm[2]),
         ],
         "metric": [(RESULTS, block(code("ppo", "A new evaluation metric")))],
+        "standard deviation": [
+            (mean_net.rstrip(), std[0]),
+            ("return self.mean(obs), self.log_std", block(std[1:])),
+            (acting, block(norm[4:]) + "\n"),
+            (std_limit, ""),
+        ],
         "norm of both": [(layer, norm[3]), (acting, block(norm[4:]) + "\n")],
         "SGD": [before("class Adam(", block(sgd[:14]) + "\n\n\n"), (rate, code("ppo", "Another optimiser")[0])],
         "RMSprop": [

@@ -390,6 +390,18 @@ def test_returns_are_those_of_the_learners_team() -> None:
     assert matches.returns[2:] == [1.0, 4.0]
 
 
+def test_restarts_before_any_game_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing would be rated. The warning comes once."""
+    matches = make_matches(DOUBLES, 2)
+    for _ in range(2):
+        matches.begin_anew(1)
+        matches.some_ended = True
+    assert capsys.readouterr().err == ""
+    for _ in range(3):
+        matches.begin_anew(1)
+    assert capsys.readouterr().err.count("restart the games before one of them ends: raise --checkpoint-freq") == 1
+
+
 def test_the_age_of_opponents_is_that_of_snapshots() -> None:
     """A scripted player has none."""
     matches = make_matches(HUNT, 2, latest_ratio=1.0)

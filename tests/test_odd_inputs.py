@@ -331,7 +331,7 @@ class Odd(gym.Env[np.ndarray, np.ndarray]):
         if kind == "made" and Odd.made > 2:
             raise MemoryError("no more of these")
         self.kind, self.size, self.step_count, self.resets = kind, size, 0, 0
-        self.observation_space = Box(-1.0, 1.0, (size,))
+        self.observation_space = Box(-1, 1, (size,), np.int64) if kind == "floats" else Box(-1.0, 1.0, (size,))
         if kind == "no action":
             self.action_space = Box(-1.0, 1.0, (0,))
 
@@ -344,7 +344,7 @@ class Odd(gym.Env[np.ndarray, np.ndarray]):
         if seed is not None and seed >= 2**32:
             raise ValueError("as NumPy's RandomState and others do")
         infos = {"goals": np.zeros((self.np_random.integers(1, 1000), self.resets))} if self.kind == "infos" else {}
-        obs = np.zeros(self.size + (self.kind == "reset shape"), np.float32)
+        obs = np.zeros(self.size + (self.kind == "reset shape"), self.observation_space.dtype)
         return obs if self.kind == "no info" else (obs, infos)  # type: ignore[return-value]
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
@@ -418,6 +418,7 @@ def test_a_process_that_dies(
         ("shape", r"environment [01] in its step 1: the observation must have the shape \(2,\), not \(3,\)$"),
         ("huge", "observation is not a finite number at step"),
         ("reset shape", r"environment [01] in reset: the observation must have the shape \(2,\), not \(3,\)$"),
+        ("floats", r"environment [01] in its step 1: the observation must have integers, as its space has, not array"),
         ("no info", r"environment [01] in reset: the observation must have the shape \(2,\), not \(\)$"),
     ],
 )

@@ -395,6 +395,8 @@ def test_target_entropy_counts_legal_actions() -> None:
     targets = sac_selfplay.target_entropies(agent, masks, args)
     expected = [[0.0, 0.0], [math.log(3), math.log(2)], [math.log(4), math.log(50)]]
     np.testing.assert_allclose(targets, 0.2 * np.array(expected), atol=1e-6)
+    nothing = torch.zeros(1, 54, dtype=torch.bool)  # an agent that has terminated; its next value counts 0 times
+    assert sac_selfplay.target_entropies(agent, nothing, args).tolist() == [[0.0, 0.0]]
     agent, args = make_sac((), target_entropy_scale=0.5)
     box = sac_selfplay.target_entropies(agent, torch.zeros(3, 0, dtype=torch.bool), args)
     assert box.tolist() == [-1.0]

@@ -74,8 +74,6 @@ def test_sections(script: str) -> None:
     expected = [section or OWN[script[:3]] for section in SECTIONS]
     if script.endswith("continuous"):
         expected.append(STAND_IN)
-    else:
-        expected.insert(-1, "Snapshots and turns")
     assert re.findall(r"^# === (.*?) =+$", source(script), re.MULTILINE) == expected
 
 

@@ -226,9 +226,15 @@ def test_rendering_is_checked_when_a_game_is_made(tmp_path: Path, monkeypatch: p
     assert env.render().shape == (4, 6, 3)
     monkeypatch.chdir(tmp_path)
     lines = "import toy_games\n\n\nclass Dark(toy_games.Planned):\n    def render(self):\n        return None\n\n\n"
+    seeded = "    def reset(self, seed, options=None):\n        return super().reset(int(seed), options)\n\n"
     (tmp_path / "dark_game.py").write_text(
         f"{lines}def parallel_env(render_mode=None):\n    return Dark(toy_games.DUEL, toy_games.SHORT)\n"
     )
+    (tmp_path / "seeded_game.py").write_text(
+        f"import toy_games\n\n\nclass Seeded(toy_games.Planned):\n{seeded}\n"
+        "def parallel_env(**kwargs):\n    return Seeded(toy_games.DUEL, toy_games.SHORT, **kwargs)\n"
+    )
+    make_team_env("seeded_game", 1, render=True)  # training gives the first reset a seed, too
     make_team_env("dark_game", 1)
     with pytest.raises(ValueError, match="^dark_game cannot be made: TypeError: render must give .*, not NoneType"):
         make_team_env("dark_game", 1, render=True)
@@ -368,6 +374,8 @@ def test_what_a_pettingzoo_game_forgets(method: str, result: Any, message: str) 
         ("late nan", "step of Auction: the scores of games that are over must be numbers, not"),
         ("late restart", "restart of Auction: SystemExit: 1"),
         ("no end", "step of Auction: where a game is over, each agent that was alive must end"),
+        ("late silent", "step of Auction: .*elsewhere it must either end or stay alive"),
+        ("late stays", "step of Auction: .*elsewhere it must either end or stay alive"),
         ("late obs", "step of Auction: ValueError: final_obs of step must give arrays of"),
         ("late rewards", "step of Auction: ValueError: rewards of step must give arrays of"),
         ("late scores", "step of Auction: ValueError: scores of step must give arrays of"),
@@ -380,7 +388,7 @@ def test_a_vectorised_game_that_breaks_down_later(fault: str, message: str) -> N
     """In its second game."""
     env = make_team_env("vector_game:Auction", 2, {"fault": fault})
     env.reset(0)
-    sound = {"late exit": 3, "no end": 2, "late nan": 5, "late restart": 5, "late nobody": 2}.get(fault, 2)
+    sound = {"late exit": 3, "late nan": 5, "late restart": 5, "late silent": 3, "late stays": 3}.get(fault, 2)
     for _ in range(sound):
         env.step(random_actions(env))
     with pytest.raises(TaskError, match=f"^{message}"):

@@ -151,14 +151,11 @@ def make_roles(change_at: list[int]) -> tuple[Any, Matches]:
         (60, 0, False, "evader"),  # nothing was learned
     ],
 )
-def test_snapshots_of_a_turn(
-    selfplay: ModuleType, game_step: int, learner_steps: int, is_taken: bool, next_learner: str
-) -> None:
+def test_snapshots_of_a_turn(game_step: int, learner_steps: int, is_taken: bool, next_learner: str) -> None:
     """Every --save-steps and at the end of a turn, with the rating that the learner has then."""
     agents, matches = make_roles([60, 100])
     matches.learner_steps["pursuers"], matches.rating = learner_steps, 950.0
-    args: Any = SimpleNamespace(save_steps=100)
-    assert selfplay.end_turn(agents["pursuers"], matches, game_step, args) == is_taken
+    assert matches.end_turn(agents["pursuers"], game_step, save_steps=100) == is_taken
     assert matches.learner == next_learner
     assert matches.rating == (950.0 if next_learner == "pursuers" else 1000.0)
     taken = [(s.step, s.rating, s.weights["x"].item()) for s in matches.pools["pursuers"].snapshots]

@@ -99,6 +99,10 @@ class Auction:
             step = step._replace(**changes.get(self.fault, {}))
             if self.fault == "late alive":
                 self.alive = [alive.astype(int) for alive in self.alive]
+            if self.fault == "late silent" and self.round[0] == 1:
+                self.alive = [np.zeros((self.num_games, 1), dtype=bool), np.ones((self.num_games, 1), dtype=bool)]
+            if self.fault == "late stays" and self.round[0] == 1:
+                step = step._replace(truncations=[np.ones((self.num_games, 1), dtype=bool)] * 2)
             if self.fault == "late nobody":
                 self.alive = [np.zeros((self.num_games, 1), dtype=bool)] * 2
         return SimpleNamespace(**step._asdict()) if self.fault == "step type" else step  # type: ignore[return-value]

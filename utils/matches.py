@@ -152,6 +152,7 @@ class Matches:
         self.finished: list[tuple[float, float, float]] = []  # score, opponent's rating, age (nan: it has none)
         self.stacks: dict[str, tuple[list[int], PolicyStack]] = {}
         self.has_warned, self.steps_without_end = False, 0
+        self.some_ended, self.has_warned_of_restarts = True, False  # games, since the last `env.reset`
         self.scripted: dict[str, SnapshotPool] = {}
         self.scripted_share = self.current_share = 0.0
         self.learner = self.behaviors[0]
@@ -199,6 +200,11 @@ class Matches:
     def begin_anew(self, seed: int | None = None) -> None:
         """Draws new opponents for all games, which `env.reset` restarts. A seed also reseeds the pools."""
         if seed is not None:
+            if not self.some_ended and not self.has_warned_of_restarts:
+                self.has_warned_of_restarts = True
+                restarts = "checkpoints or changes of turn restart the games before one of them ends"
+                warn(f"{restarts}: raise --checkpoint-freq, --team-change or --total-timesteps")
+            self.some_ended = False
             rng = np.random.default_rng(seed)
             for pool in (*self.pools.values(), *self.rivals.values(), *self.scripted.values()):
                 pool.rng = rng
@@ -316,6 +322,7 @@ class Matches:
         A game of more than `max_age` steps is not rated: it began while the learner acted at random. Returns the
         observations to act on next, one array a team.
         """
+        self.some_ended |= bool(result.over.any())
         self.steps_without_end = 0 if result.over.any() else self.steps_without_end + 1
         if self.steps_without_end == MAX_STEPS:
             rule = "a game ends when all its agents have terminated or are truncated"
@@ -429,6 +436,21 @@ class Matches:
     def rating_of(self, behavior: str) -> float:
         """The learner's rating; for another behaviour, the rating of its newest snapshot."""
         return self.rating if behavior == self.learner else self.pools[behavior].latest.rating
+
+    def end_turn(self, agent: Any, global_step: int, save_steps: int) -> bool:
+        """Takes a snapshot of the learner if one is due, and ends its turn if that is due. Returns whether it took one.
+
+        A snapshot is due `save_steps` of the learner's own steps after the last one, and at the end of its turn.
+        """
+        pool, next_learner = self.pools[self.learner], self.learner_at(global_step)
+        step = self.learner_steps[self.learner]
+        num_steps = step - pool.latest.step  # since the last snapshot
+        takes_snapshot = num_steps >= save_steps or (next_learner != self.learner and num_steps > 0)
+        if takes_snapshot:
+            pool.add(agent.acting_weights(), step, self.rating)
+        if next_learner != self.learner:
+            self.give_turn(next_learner)
+        return takes_snapshot
 
     def add_final_snapshots(self, agents: Mapping[str, Any], save_steps: int) -> None:
         """Makes the last snapshot of each behaviour its final policy, in place of one that is nearly as new."""

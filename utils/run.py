@@ -202,7 +202,7 @@ def check_limits(args: Any, limits: Limits) -> None:
         for name in names.split():
             value = getattr(args, name)
             if value is not None and not low <= value <= high:  # NaN fails this, too
-                raise ValueError(f"{flag_of(name)} takes a number from {low:g} to {high:g}, not {value}")
+                raise ValueError(f"{flag_of(name)} takes a number from {low:g} to {high:.10g}, not {value}")
 
 
 def prepare(args: Any, limits: Limits) -> None:
@@ -367,6 +367,7 @@ class TaskEnv(gym.Wrapper):
             raise TaskError(str(space))
         super().__init__(env)
         self.index, self.num_steps, self.obs_shape = index, 0, space.shape
+        self.has_integers = space.dtype is not None and space.dtype.kind in "iu"
 
     def reset(self, **kwargs: Any) -> Any:
         """Begins an episode."""
@@ -376,7 +377,7 @@ class TaskEnv(gym.Wrapper):
             raise
         except BaseException as error:  # SystemExit, and what code in other languages raises
             raise TaskError(f"environment {self.index} in reset: {describe_error(error)}") from error
-        self.check_shape(obs, f"environment {self.index} in reset")
+        self.check_obs(obs, f"environment {self.index} in reset")
         return obs, {}
 
     def step(self, action: Any) -> Any:
@@ -390,15 +391,17 @@ class TaskEnv(gym.Wrapper):
             raise
         except BaseException as error:
             raise TaskError(f"{place}: {describe_error(error)}") from error
-        self.check_shape(obs, place)
+        self.check_obs(obs, place)
         if terminated or truncated:  # the reset, which comes next, may write into the same array
             obs = np.array(obs)
         return obs, reward, terminated, truncated, {}
 
-    def check_shape(self, obs: Any, place: str) -> None:
-        """Raises TaskError for another shape: stacking would repeat it, or fail without the environment's index."""
+    def check_obs(self, obs: Any, place: str) -> None:
+        """Raises TaskError for another shape, which stacking would repeat, and for floats that it would cut off."""
         if np.shape(obs) != self.obs_shape:
             raise TaskError(f"{place}: the observation must have the shape {self.obs_shape}, not {np.shape(obs)}")
+        if self.has_integers and np.asarray(obs).dtype.kind == "f":
+            raise TaskError(f"{place}: the observation must have integers, as its space has, not {obs!r:.80}")
 
 
 class TaskEnvs(gym.vector.VectorWrapper):

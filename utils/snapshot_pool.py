@@ -100,9 +100,10 @@ class SnapshotPool:
 
     def state_dict(self) -> list[dict[str, Any]]:
         """All snapshots in plain containers, for a file."""
+        kept = "step", "rating", "games", "name"
         return [
-            vars(snapshot) | {"weights": dict(snapshot.weights), "results": list(snapshot.results)}
-            for snapshot in self.snapshots
+            {name: getattr(s, name) for name in kept} | {"weights": dict(s.weights), "results": list(s.results)}
+            for s in self.snapshots
         ]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:

@@ -445,7 +445,7 @@ class Seat:
         except Exception as error:
             raise self._bad_obs(f"{obs!r:.80} ({describe_error(error)})") from None
         if vector.size != self.obs_dim or (isinstance(self.obs_space, Discrete) and not self.obs_space.contains(obs)):
-            raise self._bad_obs(f"{obs!r:.80}" if np.ndim(obs) == 0 else f"{vector.size} numbers")
+            raise self._bad_obs(f"{vector.size} numbers" if vector.size != self.obs_dim else f"{obs!r:.80}")
         return vector
 
     def _bad_obs(self, given: str) -> TaskError:
@@ -860,9 +860,10 @@ def guard(env: TeamEnv) -> None:
                     raise TaskError("alive must have an agent in each game that has begun anew")
                 if not np.isfinite(scores := result.scores[result.over]).all():
                     raise TaskError(f"the scores of games that are over must be numbers, not {scores}")
-                for was_alive, *ends in zip(alive, result.terminations, result.truncations, strict=True):
-                    if (was_alive & ~(ends[0] | ends[1]))[result.over].any():
-                        raise TaskError("where a game is over, each agent that was alive must end: see TeamStep")
+                for own, now, *ends in zip(alive, env.alive, result.terminations, result.truncations, strict=True):
+                    ended, rule = ends[0] | ends[1], "where a game is over, each agent that was alive must end"
+                    if (own & np.where(result.over[:, None], ~ended, ended == now)).any():
+                        raise TaskError(f"{rule}; elsewhere it must either end or stay alive: see TeamStep")
             if name in ("reset", "step", "restart"):
                 check_masks(env)
             return result
@@ -924,7 +925,7 @@ def make_team_env(
         rendered = {"render_mode": "rgb_array"} if render else {}
         envs = [make(**kwargs | rendered), *(make(**kwargs) for _ in range(num_games - 1))]
         if render:
-            envs[0].reset()
+            envs[0].reset(seed=0)
             check_picture(envs[0].render())
         made = make_teams(env_id, envs[0], teams, symmetric)
         if scripted := read_scripted(env_id, found, made):

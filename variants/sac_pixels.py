@@ -198,18 +198,15 @@ def make_envs(args: Args, num_envs: int, video: Path | None = None) -> VectorEnv
 def step_envs(envs: VectorEnv, actions: np.ndarray) -> tuple[np.ndarray, ...]:
     """Steps all environments with actions (num_envs, action_dim); [-1, 1] maps linearly onto the task's bounds.
 
-    Actions outside [-1, 1] are clipped. Returns obs, final_obs (num_envs, obs_dim), rewards,
-    terminations, truncations (num_envs,). `final_obs` is the observation after the step, `obs` the one to act on next.
-    They differ where an episode ended: there the environment was reset, and `obs` begins the next episode.
+    Actions outside [-1, 1] are clipped. Returns obs, final_obs (num_envs, obs_dim), rewards, terminations, truncations
+    (num_envs,). `final_obs` is the observation after the step. Where it ended an episode, `obs` begins the next one.
     """
-    space = envs.single_action_space
-    assert isinstance(space, gym.spaces.Box), "--env-id takes a task with a Box action space"
+    space: Any = envs.single_action_space  # a Box: `vectorize` refuses others
     fractions = 0.5 * (actions.reshape(envs.action_space.shape) + 1.0)  # of the range between the bounds
     env_actions = (space.low + fractions * (space.high - space.low)).clip(space.low, space.high)
     obs, rewards, terminations, truncations, infos = envs.step(env_actions)
-    final_obs, dones = obs, terminations | truncations
+    final_obs, dones = obs.copy(), terminations | truncations
     if dones.any():
-        final_obs = obs.copy()
         final_obs[dones] = np.stack(infos["final_obs"][dones])
     return obs, final_obs, rewards, terminations, truncations
 
@@ -482,9 +479,8 @@ def compute_alpha_loss(agent: Agent, log_prob: Tensor, target_entropy: float) ->
 def flat_vector(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Makes the parameters views of one new vector, and returns it: an optimiser steps it in one operation."""
     parameters = list(parameters)
-    vector = torch.cat([x.detach().flatten() for x in parameters])
-    for parameter, chunk in zip(parameters, vector.split([x.numel() for x in parameters]), strict=True):
-        parameter.data = chunk.view_as(parameter)
+    vector = nn.utils.parameters_to_vector(parameters).detach()
+    nn.utils.vector_to_parameters(vector, parameters)
     return vector
 
 
@@ -587,9 +583,8 @@ MAX_EPISODE_STEPS = 10_000  # steps after which an evaluation cuts an episode of
 def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
     """Plays --eval-episodes episodes with the deterministic policy and frozen statistics.
 
-    Each episode has its own environment and seed, and the training's random streams are restored. With --capture-video
-    the first episode is recorded to folder/videos. Returns the mean and standard deviation of the undiscounted returns,
-    and the mean length in steps.
+    Each episode has its own environment and seed, and the training's random streams are restored. Returns mean
+    and standard deviation of the undiscounted returns, and the mean length in steps. Videos go to folder/videos.
     """
     args = replace(args, vectorization="sync")
     seed = (1_000_000 + args.seed * args.eval_episodes) % 2**31
@@ -597,7 +592,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
     random.seed(seed), np.random.seed(seed), torch.default_generator.manual_seed(seed)
     envs = make_envs(args, args.eval_episodes, folder / "videos" / name if args.capture_video else None)
     obs, _ = envs.reset(seed=seed)
-    returns, lengths = np.zeros(args.eval_episodes), np.zeros(args.eval_episodes)
+    returns, lengths = np.zeros((2, args.eval_episodes))
     running = np.ones(args.eval_episodes, dtype=bool)
     for _ in range(MAX_EPISODE_STEPS):
         obs, _, rewards, terminations, truncations = step_envs(envs, agent.act(obs))
@@ -607,8 +602,7 @@ def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, flo
         if not running.any():
             break
     envs.close()
-    random.setstate(streams[0]), np.random.set_state(streams[1])
-    torch.set_rng_state(streams[2])
+    random.setstate(streams[0]), np.random.set_state(streams[1]), torch.default_generator.set_state(streams[2])
     return {"eval/return_mean": returns.mean(), "eval/return_std": returns.std(), "eval/length_mean": lengths.mean()}
 
 
@@ -626,9 +620,7 @@ def main(args: Args) -> Path:
         return args.evaluate
 
     # --- seeds and device ---
-    random.seed(args.seed)
-    np.random.seed(args.seed)
-    torch.manual_seed(args.seed)
+    random.seed(args.seed), np.random.seed(args.seed), torch.manual_seed(args.seed)
     torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
