@@ -572,8 +572,8 @@ if not TYPE_CHECKING and not HAS_UTILS:
         for flag in wanted + ["vectorization native"] * (args.vectorization == "native"):
             fail(f"--{flag.replace('_', '-')} needs utils/run.py in the folder of {Path(__file__).name}")
         for name, (low, high) in ((name, limit) for names, limit in limits.items() for name in names.split()):
-            if getattr(args, name) is not None and not low <= getattr(args, name) <= high:
-                fail(f"--{name.replace('_', '-')} takes {low:g} to {high:.10g}, not {getattr(args, name)}")
+            if (value := getattr(args, name)) is not None and not low <= value <= high:
+                fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:.10g}, not {value}")
 
     class Copies(gym.ObservationWrapper):  # a task may write the next observation into the same array
         observation = staticmethod(np.array)

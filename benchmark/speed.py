@@ -231,7 +231,8 @@ def measure_script(name: str, case: Case, began: float, full_buffer: bool = Fals
         script.step_envs = step
     else:  # the learner acts by Agent.act, and its opponents by Matches.all_actions, which calls no other agent's act
         script.Agent.act = clocks.timed("acting", script.Agent.act)
-        script.Matches.all_actions = clocks.timed("acting", script.Matches.all_actions)
+        matches = importlib.import_module("utils.matches").Matches  # as the script has imported it
+        matches.all_actions = clocks.timed("acting", matches.all_actions)
         make_env = script.make_env
 
         def make_timed_env(*args: Any, **kwargs: Any) -> Any:

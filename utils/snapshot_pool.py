@@ -100,10 +100,9 @@ class SnapshotPool:
 
     def state_dict(self) -> list[dict[str, Any]]:
         """All snapshots in plain containers, for a file."""
-        kept = "step", "rating", "games", "name"
         return [
-            {name: getattr(s, name) for name in kept} | {"weights": dict(s.weights), "results": list(s.results)}
-            for s in self.snapshots
+            vars(snapshot) | {"weights": dict(snapshot.weights), "results": list(snapshot.results)}
+            for snapshot in self.snapshots
         ]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
