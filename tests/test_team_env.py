@@ -752,6 +752,16 @@ def test_what_a_game_must_not_give(happens: dict[str, Any], message: str) -> Non
     assert "\n" not in str(error.value)
 
 
+def test_a_dict_observation_of_another_size() -> None:
+    """The sentence counts its numbers."""
+    space = Dict({"x": OBS})
+    game = toy_games.Planned({agent: (space, Discrete(2)) for agent in DUEL}, [{}])
+    game.observe = lambda agent: {"x": np.zeros(9)}  # type: ignore[method-assign]
+    env = PettingZooGames([game], make_teams("toy", game, None, None))
+    with pytest.raises(TaskError, match="not 9 numbers$"):
+        env.reset(0)
+
+
 @pytest.mark.parametrize("obs", [-1, 3, 0.5, None])
 def test_a_discrete_observation_outside_of_its_space(obs: Any) -> None:
     """One below the start was the last one without a word."""
