@@ -30,6 +30,11 @@ case $1 in
         ppo ppo_lambda "$pool" --gae-lambda 0.95
         ppo ppo_adv_kl "$pool" --norm-adv --target-kl None
         ppo ppo_noise_only "$pool" --gae-lambda 0.95 --norm-adv --target-kl None
+        num_seeds=2 # on Humanoid; `more.csv` has these, and two seeds more of `ppo_adv_kl` on Ant
+        ppo ppo_all_epochs Humanoid-v5 --target-kl None
+        ppo ppo_norm_adv Humanoid-v5 --norm-adv
+        ppo ppo_lambda Humanoid-v5 --gae-lambda 0.95
+        ppo ppo_adv_kl Humanoid-v5 --norm-adv --target-kl None
         report ppo_ablation sweeps/ppo_{continuous,reference,one_environment,std_1,all_epochs,norm_adv,lambda,adv_kl,noise_only} \
             --normalize-by ppo_continuous
         ;;
