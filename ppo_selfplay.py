@@ -114,7 +114,7 @@ class Args:
     update_epochs: int = 4  # passes over a rollout
     norm_adv: bool = True  # normalise the advantages of each minibatch to mean 0 and standard deviation 1
     norm_obs: bool = True  # normalise observations by their running mean and standard deviation, clipped to [-10, 10]
-    norm_reward: bool = True  # divide rewards by the running standard deviation of the discounted return, and clip them
+    norm_reward: bool = True  # divide rewards by the standard deviation of the discounted return, and clip to [-10, 10]
     clip_coef: float = 0.2  # clip range of probability ratios around 1 (eq. 7: epsilon), and of values around old ones
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
@@ -224,7 +224,7 @@ class NormalActor(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(action_dim))
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Normalised observations (..., obs_dim) to mean and log standard deviation (..., 2 * action_dim)."""
+        """Observations (..., obs_dim) to mean and log standard deviation (..., 2 * action_dim)."""
         mean = self.mean(obs)
         return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
 

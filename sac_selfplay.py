@@ -214,7 +214,7 @@ class NormalActor(nn.Module):
         self.net, self.action_dim = mlp(obs_dim, *HIDDEN_SIZES, 2 * action_dim), action_dim
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Normalised observations (..., obs_dim) to mean and log standard deviation (..., 2 * action_dim)."""
+        """Observations (..., obs_dim) to mean and log standard deviation (..., 2 * action_dim)."""
         mean, log_std = self.net(obs).chunk(2, dim=-1)
         return torch.cat([mean, log_std.clamp(-20.0, 2.0)], dim=-1)
 

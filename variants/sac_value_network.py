@@ -185,7 +185,7 @@ class NormalActor(nn.Module):
         self.net = mlp(obs_dim, *HIDDEN_SIZES, 2 * action_dim)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised observations (..., obs_dim) to mean and log standard deviation (..., action_dim) before tanh."""
+        """Observations (..., obs_dim) to mean and log standard deviation (..., action_dim) before tanh."""
         mean, log_std = self.net(obs).chunk(2, dim=-1)
         return mean, log_std.clamp(-20.0, 2.0)
 
