@@ -351,6 +351,8 @@ class Odd(gym.Env[np.ndarray, np.ndarray]):
         """A reward in an array."""
         self.step_count += 1
         obs, reward = np.zeros(self.size + (self.kind == "shape"), np.float32), np.ones(1)
+        if self.kind == "floats" and self.step_count == 2:
+            obs += 0.5
         if self.kind == "huge":
             obs = np.full(2, 1e300)
         return obs, reward if self.kind == "array" else 1.0, self.step_count == 3, False, {}
@@ -418,7 +420,7 @@ def test_a_process_that_dies(
         ("shape", r"environment [01] in its step 1: the observation must have the shape \(2,\), not \(3,\)$"),
         ("huge", "observation is not a finite number at step"),
         ("reset shape", r"environment [01] in reset: the observation must have the shape \(2,\), not \(3,\)$"),
-        ("floats", r"environment [01] in its step 1: the observation must have integers, as its space has, not array"),
+        ("floats", r"environment [01] in its step 2: the observation must have integers, as its space has, not array"),
         ("no info", r"environment [01] in reset: the observation must have the shape \(2,\), not \(\)$"),
     ],
 )

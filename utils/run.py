@@ -397,10 +397,10 @@ class TaskEnv(gym.Wrapper):
         return obs, reward, terminated, truncated, {}
 
     def check_obs(self, obs: Any, place: str) -> None:
-        """Raises TaskError for another shape, which stacking would repeat, and for floats that it would cut off."""
+        """Raises TaskError for another shape, which stacking would repeat, and for fractions that it would cut off."""
         if np.shape(obs) != self.obs_shape:
             raise TaskError(f"{place}: the observation must have the shape {self.obs_shape}, not {np.shape(obs)}")
-        if self.has_integers and np.asarray(obs).dtype.kind == "f":
+        if self.has_integers and np.asarray(obs).dtype.kind == "f" and np.any(np.asarray(obs) % 1):
             raise TaskError(f"{place}: the observation must have integers, as its space has, not {obs!r:.80}")
 
 
