@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -720,9 +721,15 @@ def test_a_machine_is_removed_in_the_middle(ray_processes: Callable[[], dict[int
                 found += is_child and command.startswith("ray::RolloutWorker")
         return found
 
-    program = Program(*FLAGS, "--address", cluster.address, "--num-workers", "4", "--checkpoint-freq", "400")
-    program.wait_for(has_previous)
-    program.wait_for(lambda: 0 < workers_there() < 4)
+    cluster.wait_for_nodes()
+    for _ in range(4):  # Ray may place all workers on the first node
+        program = Program(*FLAGS, "--address", cluster.address, "--num-workers", "4", "--checkpoint-freq", "400")
+        program.wait_for(has_previous)
+        if workers_there():
+            break
+        program.process.send_signal(signal.SIGTERM)
+        program.end()
+        shutil.rmtree("runs")
     cluster.remove_node(node, allow_graceful=False)
     program.wait_for(lambda: "has died, and a new process is in its place" in Path("out.txt").read_text())
     enough = checkpoint()["global_step"] + 800
