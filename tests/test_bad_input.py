@@ -116,6 +116,7 @@ def test_bad_flag(name: str, flag: str, value: str, empty_folder: Path, capsys: 
 def test_what_the_sentence_says(script: ModuleType, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the flag takes and what it was given; for a task, the exception of its constructor."""
     assert run(script, capsys, "--gamma", "7") == "error: --gamma takes a number from 0 to 1, not 7.0\n"
+    assert run(script, capsys, "--seed", "-3") == "error: --seed takes a number from 0 to 2147483648, not -3\n"
     for name in ("ValueError", "FileNotFoundError", "AttributeError", "SystemExit", "BaseException"):
         env_id = f"toy_envs:{name}-v0"
         expected = f"error: --env-id {env_id} cannot be made: {name}: no such file: terrain.xml\n"

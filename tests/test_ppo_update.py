@@ -146,6 +146,18 @@ def test_updates_against_a_second_implementation(flags: dict[str, float | None])
         torch.testing.assert_close(p, params[name], rtol=1e-6, atol=1e-9)
 
 
+def test_entropy_where_the_standard_deviation_depends_on_the_observation() -> None:
+    """The mean over the minibatch, as a changed actor may have it; a sum would grow with the minibatch."""
+    agent = Agent(make_vector(AutoresetMode.SAME_STEP, 1), Args(num_envs=1))
+    log_std = torch.linspace(-1, 1, 8)[:, None]
+    forward = lambda obs: (agent.actor.mean(obs), agent.actor.log_std + log_std)  # noqa: E731
+    agent.actor.forward = forward  # type: ignore[method-assign]
+    minibatch = (torch.randn(8, 2), torch.randn(8, 1), *torch.randn(4, 8))
+    _, metrics = ppo_continuous.compute_update_gradient(agent, minibatch, Args())
+    stds = (agent.actor.log_std + log_std).exp()
+    assert metrics["losses/entropy"].item() == pytest.approx(Normal(0.0, stds).entropy().mean().item())
+
+
 def test_adam_is_pytorchs() -> None:
     """Twenty steps equal those of `torch.optim.Adam` to the last digit, while the learning rate falls."""
     torch.manual_seed(0)

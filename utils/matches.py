@@ -152,7 +152,7 @@ class Matches:
         self.finished: list[tuple[float, float, float]] = []  # score, opponent's rating, age (nan: it has none)
         self.stacks: dict[str, tuple[list[int], PolicyStack]] = {}
         self.has_warned, self.steps_without_end = False, 0
-        self.some_ended, self.has_warned_of_restarts = True, False  # games, since the last `env.reset`
+        self.some_ended, self.has_warned_of_restarts = True, False  # some_ended: a game, since the last reset
         self.scripted: dict[str, SnapshotPool] = {}
         self.scripted_share = self.current_share = 0.0
         self.learner = self.behaviors[0]
