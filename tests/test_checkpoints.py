@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -708,6 +709,13 @@ def test_metrics_of_updates_that_are_not_the_last(script: ModuleType) -> None:
     assert series["actor_loss"] == series["alpha_loss"] == series["qf1_loss"]
 
 
+def is_replaced(path: Path, content: bytes) -> bool:
+    """Whether a file is there with other content. Between two renames it may be gone."""
+    with suppress(FileNotFoundError):
+        return path.read_bytes() != content
+    return False
+
+
 @pytest.mark.slow
 @of_shared_code
 def test_made_longer_and_killed_on_the_way(any_script: ModuleType) -> None:
@@ -717,7 +725,7 @@ def test_made_longer_and_killed_on_the_way(any_script: ModuleType) -> None:
     finished = (folder / "checkpoint.pt").read_bytes()
     pid = start(any_script, "--resume", str(folder), "--total-timesteps", "1000000")
     path = folder / "checkpoint.pt"
-    wait_for(pid, lambda: path.exists() and path.read_bytes() != finished)
+    wait_for(pid, lambda: is_replaced(path, finished))
     kill(pid)
     if not path.exists():  # killed between two renames
         path = folder / "checkpoint.next.pt"
@@ -733,7 +741,7 @@ def test_a_damaged_checkpoint_is_not_kept(any_script: ModuleType, killed: Path) 
     path = only_run() / "checkpoint.pt"
     path.write_bytes(b"damaged")
     pid = start(any_script, "--resume", str(only_run()))
-    wait_for(pid, lambda: path.exists() and path.read_bytes() != b"damaged")
+    wait_for(pid, lambda: is_replaced(path, b"damaged"))
     kill(pid)
     for path in only_run().glob("checkpoint*.pt"):
         assert torch.load(path, weights_only=True)["format"] == utils.run.CHECKPOINT_FORMAT
