@@ -581,7 +581,10 @@ if not TYPE_CHECKING and not HAS_UTILS:
     def vectorize(env_fns, args, video):
         is_async = args.vectorization == "async" and args.evaluate is None
         env_fns = [lambda make_env=make_env: Copies(make_env()) for make_env in env_fns]
-        envs = (AsyncVectorEnv if is_async else SyncVectorEnv)(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+        try:
+            envs = (AsyncVectorEnv if is_async else SyncVectorEnv)(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
+        except Exception as error:  # raised by Gymnasium or by the task's own code
+            fail(f"--env-id {args.env_id} with --env-kwargs {args.env_kwargs} cannot be made: {error}")
         space, finite = envs.single_action_space, lambda box: np.isfinite(box.high - box.low).all()
         if not isinstance(space, gym.spaces.Box) or space.dtype.kind != "f" or not finite(space):
             fail(f"--env-id takes a task whose actions are a Box of floats with finite bounds, not {space}")
@@ -590,7 +593,13 @@ if not TYPE_CHECKING and not HAS_UTILS:
     def compiled(function, *example):
         torch._dynamo.config.trace_autograd_ops = True
         torch._inductor.config.cpp_wrapper = not torch.cuda.is_available()
-        return torch.compile(function)
+        result = torch.compile(function)
+        try:
+            result(*example)
+        except RuntimeError as error:  # no C++ compiler, for example
+            print(f"warning: the update is slow, because it cannot be compiled: {str(error).splitlines()[0]}")
+            return function
+        return result
 
     def load_model(folder, parts):
         parts["agent"].load_state_dict(torch.load(folder / "model.pt", map_location="cpu")["agent"])
@@ -661,6 +670,8 @@ if not TYPE_CHECKING and not HAS_UTILS:
                 print(f"next: python {sys.argv[0]} --evaluate {self.folder}")
             self.envs.close()
             self.writer.close()
+            if kind is KeyboardInterrupt:
+                raise SystemExit(130)
 
 
 if __name__ == "__main__":

@@ -174,8 +174,8 @@ def test_weights_of_hidden_units_have_the_norm_1() -> None:
         for i, layer in enumerate(net.linears):
             weight = layer.weight if units == 2 else layer.weight.T[None]  # (networks, inputs, units)
             norms = torch.stack([sum(w**2 for w in weight[k, :, j]) ** 0.5 for k in range(units) for j in (0, 1)])
-            assert torch.allclose(norms, torch.ones_like(norms)) == (i < 2)
-            assert (layer.bias == 0.0).all() == (i < 2)
+            assert torch.allclose(norms, torch.ones_like(norms)) == (i < len(net.linears) - 1)
+            assert (layer.bias == 0.0).all() == (i < len(net.linears) - 1)
         assert not torch.equal(layer.weight, torch.zeros_like(layer.weight))
 
 
@@ -254,9 +254,9 @@ class Reference:
                 x.data.reshape(-1, len(weight))[i].clone() for x in (norm.weight, norm.bias, norm.mean, norm.var)
             ]
             batch_norm.weight.data, batch_norm.bias.data, batch_norm.running_mean, batch_norm.running_var = own_state
-            layers += [batch_norm, linear, nn.ReLU()]
-        order = [layers[i] for i in (0, 1, 3, 5, 4, 6, 8, 7)]  # a normalisation stands before its activation
-        return nn.Sequential(*order)
+            layers += [batch_norm, nn.ReLU(), linear]  # a normalisation stands before its activation
+        del layers[1]  # there is none before the first layer
+        return nn.Sequential(*layers)
 
     @staticmethod
     def call(net: nn.Sequential, x: Tensor, train: bool) -> Tensor:
