@@ -195,19 +195,18 @@ def draw_published(axes: Axes, task: str, rows: list[dict[str, str]]) -> None:
     """Published curves of a task in whichever version: means, with the interval if standard deviation and seeds are
     given.
     """
-    algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
-    for algorithm in algorithms:
-        curve = sorted(
-            (row for row in rows if row["algorithm"] == algorithm and row["env"] == task),
-            key=lambda x: int(x["env_steps"]),
-        )
+    curves: dict[tuple[str | None, ...], list[dict[str, str]]] = defaultdict(list)
+    for row in rows:  # two papers, or two protocols, are two curves
+        curves[tuple(row.get(column) for column in ("algorithm", "source", "env_version", "protocol"))].append(row)
+    for i, own in enumerate(curves.values()):
+        curve = sorted((row for row in own if row["env"] == task), key=lambda x: int(x["env_steps"]))
         if not curve:
             continue
-        i, first = algorithms.index(algorithm), curve[0]
+        first = curve[0]
         x, y = ([float(row[column]) for row in curve] for column in ("env_steps", "mean"))
         errors = [published_error(row) for row in curve]
-        label = f"published: {algorithm} ({first['source']}, {first['env_version']}, {first['seeds']} seeds)"
-        gray = f"{0.25 + 0.5 * i / max(1, len(algorithms) - 1):.2f}"
+        label = f"published: {first['algorithm']} ({first['source']}, {first['env_version']}, {first['seeds']} seeds)"
+        gray = f"{0.25 + 0.5 * i / max(1, len(curves) - 1):.2f}"
         axes.errorbar(
             x,
             y,

@@ -37,7 +37,7 @@ import numpy as np
 import tyro
 
 from benchmark import fail
-from benchmark.figures import draw, draw_improvement, draw_intervals, draw_profiles, make_look
+from benchmark.figures import draw, draw_improvement, draw_intervals, draw_profiles, make_look, published_error
 from benchmark.provenance import write_whole
 from benchmark.runs import (
     RETURN,
@@ -65,6 +65,7 @@ from benchmark.statistics import (
     student_interval,
 )
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 PUBLISHED = Path(__file__).parent / "published_returns.csv"
 SCORES = ["task", "experiment", "seed", "key", "step", "seconds", "value"]  # then what is known of the run
 FACTS = ["budget", "state", "device", "commit", "sources", "command", "folder", "env_kwargs", "threads", "versions"]
@@ -164,7 +165,8 @@ def score_table(groups: Groups, unfinished: Groups) -> str:
     for name, group in groups.items():
         states = Counter(run.state for run in group if run.state != "finished")
         missing = [f"{count} {state}" for state, count in states.items()]
-        missing += [f"{len(unfinished[name])} unfinished, left out"] if unfinished.get(name) else []
+        others = left_out(group, unfinished.get(name, []))
+        missing += [f"{len(others)} unfinished, left out"] if others else []
         for key in shared_keys(group, "eval/"):
             scores = final_scores(group, key)
             iqm = describe_number(float(interquartile_mean(scores)))
@@ -239,7 +241,10 @@ def origin_notes(groups: Groups, args: Args) -> list[str]:
         notes.append(f"Threads of a run (OMP_NUM_THREADS): {min(threads)}. Versions: {min(versions)}.")
     if args.labels:
         notes.append(f"Names in the figures: {'; '.join(label.replace('=', ' is ', 1) for label in args.labels)}.")
-    flags = [("normalize-by", args.normalize_by), ("published", args.published and args.published.name)]
+    published = args.published and args.published.resolve()
+    if published and published.is_relative_to(REPOSITORY):
+        published = published.relative_to(REPOSITORY)
+    flags = [("normalize-by", args.normalize_by), ("published", published and str(published))]
     words = [word for name, value in flags if value for word in (f"--{name}", value)]
     for name, values in (("labels", args.labels), ("published-algorithms", args.published_algorithms)):
         words += [f"--{name}", *values] if values else []
@@ -262,17 +267,23 @@ def published_note(groups: Groups, output: Path) -> list[str]:
     return [f"Published returns of {', '.join(tasks)}, with their protocols: {link}."] if tasks else []
 
 
+def left_out(group: list[Run], unfinished: list[Run]) -> list[Run]:
+    """The unfinished runs without those of a seed that was begun again and has ended."""
+    seeds = {run.seed for run in group}
+    return [run for run in unfinished if run.seed not in seeds]
+
+
 def write_rows(groups: Groups, unfinished: Groups, output: Path) -> None:
     """scores.csv and curves.csv, from which `read_study` makes the same report."""
     scores: list[list[Any]] = []
     points: list[list[Any]] = []
-    for (env_id, exp_name), group in groups.items():
-        seeds = {run.seed for run in group}  # one that was begun again has its other run here, and not both
-        others = [run for run in unfinished.get((env_id, exp_name), []) if run.seed not in seeds]
-        for run, key in product([*group, *others], drawn_keys(group)):
+    for env_id, exp_name in dict.fromkeys([*groups, *unfinished]):
+        group = groups.get((env_id, exp_name), [])
+        others = left_out(group, unfinished.get((env_id, exp_name), []))
+        for run, key in product([*group, *others], drawn_keys(group or others) or [RETURN]):
             name, curve = [env_id, exp_name, run.seed, key], run.curves.get(key, np.zeros((0, 3)))
             own = curve[np.isfinite(curve[:, 1])]  # without what counts as the rest of a run that failed
-            rows = [[*name, int(step), f"{seconds:.1f}", f"{value:.7g}"] for step, seconds, value in own]
+            rows = [[*name, int(step), f"{seconds:.1f}", f"{value:.9g}"] for step, seconds, value in own]
             points += rows
             if key.startswith("eval/"):
                 last = rows[-1] if run.state == "finished" else [*name, "", "", "nan"]
@@ -353,7 +364,7 @@ def read_published(args: Args) -> list[dict[str, str]]:
         if not rows or not {"algorithm", "env", "env_version", "std", "seeds", "source"} <= rows[0].keys():
             raise LookupError("columns are missing")
         for row in rows:
-            float(row["mean"]), int(row["env_steps"])
+            float(row["mean"]), int(row["env_steps"]), published_error(row)
     except (OSError, ValueError, LookupError, TypeError) as error:
         message = "--published takes a CSV of the form of benchmark/published_curves.csv"
         fail(f"{message}, and {args.published} is none ({type(error).__name__}: {error})")
@@ -382,8 +393,8 @@ def main(args: Args) -> None:
     groups, unfinished, notes = group_runs(runs)
     look = make_look(groups, args.labels, args.smooth)
     notes += empty
-    scales, left_out = ({}, []) if args.normalize_by is None else find_scales(groups, args.normalize_by)
-    notes += left_out + published_note(groups, args.output) + origin_notes(groups, args)
+    scales, not_pooled = ({}, []) if args.normalize_by is None else find_scales(groups, args.normalize_by)
+    notes += not_pooled + published_note(groups, args.output) + origin_notes(groups, args)
     if any(len(group) < 2 for group in groups.values()):
         notes.append("One run has no interval.")
 

@@ -116,7 +116,7 @@ def last_attempt(journal: Path) -> list[dict[str, Any]]:
 
 def journal_of(folder: Path) -> Path:
     """Where the journal of a sweep's run is."""
-    return folder.resolve().parents[1] / "jobs" / (re.sub(r"__\d+(-\d+)?$", "", folder.resolve().name) + ".jsonl")
+    return folder.resolve().parent.parent / "jobs" / (re.sub(r"__\d+(-\d+)?$", "", folder.resolve().name) + ".jsonl")
 
 
 def provenance_of(records: list[dict[str, Any]], args: Mapping[str, Any]) -> dict[str, str]:
