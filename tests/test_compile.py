@@ -183,6 +183,11 @@ def test_a_script_copied_alone_is_compiled(name: str, tmp_path: Path) -> None:
         (tmp_path / "runs").rename(tmp_path / flag)
     plain, compiled = weights
     torch.testing.assert_close(compiled, plain, rtol=1e-2, atol=2e-3)
+    without = run([f"{name}.py", *flags], tmp_path, CXX="/nonexistent/c++", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "x"))
+    assert without.returncode == 0, without.stderr
+    assert "warning: the update is slow, because it cannot be compiled: " in without.stdout
+    (folder,) = (tmp_path / "runs").iterdir()
+    torch.testing.assert_close(load_weights(folder), plain, rtol=0, atol=0)
 
 
 GRAPHS: list[SimpleNamespace] = []  # what stands for CUDA graphs on the CPU

@@ -409,6 +409,22 @@ def test_unfinished_runs_are_named_and_left_out(tmp_path: Path) -> None:
     assert notes[1] == f"Left out, not finished: {silent.name} (last evaluation at step 0 of 1,000)."
 
 
+def test_a_task_that_no_run_has_finished_stays_in_the_study(tmp_path: Path) -> None:
+    """A report that is made of an earlier one still names its runs."""
+    folders = [
+        write_run(tmp_path / "runs", "Toy-v1", "ppo", 1, [1.0]),
+        write_run(tmp_path / "runs", "Other-v1", "ppo", 1, [1.0, 2.0], total_timesteps=9000),
+        write_run(tmp_path / "runs", "Other-v1", "ppo", 2, [], total_timesteps=9000),
+    ]
+    output = tmp_path / "study"
+    pages = []
+    for runs in (folders, [output]):
+        main(Args(runs=runs, output=output))
+        pages.append((output / "README.md").read_text())
+        assert [pages[-1].count(f"Left out, not finished: {folder.name}") for folder in folders] == [0, 1, 1]
+    assert pages[0] == pages[1]
+
+
 def test_a_run_is_finished_when_all_its_scores_are() -> None:
     """A run that was killed between two evaluations of its last step is not."""
     whole, part = np.array([[100.0, 1.0, 0.5]]), np.array([[50.0, 1.0, 0.5]])
@@ -1196,10 +1212,14 @@ def test_published_curves_are_drawn_behind(tmp_path: Path, capsys: pytest.Captur
     assert data.get_zorder() < min(line.get_zorder() for line in hopper.get_lines() if line.get_label() == "ppo")
     assert not toy.containers
     main(Args(runs=folders, output=tmp_path / "x", published=path, published_algorithms=("sac",)))
+    no_number = tmp_path / "no_number.csv"
+    no_number.write_text(path.read_text().replace(",3,9,", ",n/a,9,"))
     bad: list[tuple[dict[str, Any], str]] = [
         ({"published": tmp_path / "none.csv"}, "--published takes a CSV of the form"),
         ({"published": folders[0] / "args.json"}, "--published takes a CSV of the form"),
         ({"published": path, "published_algorithms": ("td3",)}, "--published-algorithms takes names of"),
+        ({"published": no_number}, "--published takes a CSV of the form"),
+        ({"runs": [Path("/nonexistent")]}, "RUNS takes run folders with the args.json of a run"),
         ({"labels": ("ppo",)}, "--labels takes NAME=LABEL, not ppo"),
         ({"labels": ("sac=SAC",)}, "--labels takes experiments of these runs (ppo), not sac"),
         ({"smooth": 0}, "--smooth takes an integer from 1, not 0"),
@@ -1211,6 +1231,17 @@ def test_published_curves_are_drawn_behind(tmp_path: Path, capsys: pytest.Captur
         with pytest.raises(SystemExit, match="2"):
             main(Args(**defaults | overrides))
         assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_two_papers_are_two_published_curves(tmp_path: Path) -> None:
+    """Also where they have the same algorithm: points of two protocols are never joined."""
+    row = {"algorithm": "ppo", "env": "Hopper", "env_version": "v4", "std": "", "seeds": "3", "protocol": "p"}
+    points = (("A", "100", "1"), ("B", "100", "2"), ("A", "200", "3"))
+    published = [row | {"source": source, "env_steps": x, "mean": y} for source, x, y in points]
+    folder = write_run(tmp_path, "Hopper-v5", "ppo", 1, [1.0, 2.0, 3.0])
+    hopper, *_ = draw(grouped([folder]), {}, False, published=published).axes
+    curves = [xy(x.lines[0]).tolist() for x in hopper.containers if isinstance(x, ErrorbarContainer)]
+    assert curves == [[[100, 1], [200, 3]], [[100, 2]]]
 
 
 def test_the_published_files_are_whole() -> None:

@@ -94,11 +94,18 @@ def test_copied_alone_into_an_empty_folder(
     for bad, sentence in {
         ("--gamma", "2"): "--gamma takes a number from 0 to 1, not 2.0",
         ("--evaluate", "x"): "--evaluate takes a run folder with a model.pt, and x has none",
+        (
+            "--env-id",
+            "Nope-v1",
+        ): "--env-id Nope-v1 with --env-kwargs {} cannot be made: Environment `Nope` doesn't exist",
+        ("--env-kwargs", "{bad"): "--env-id HalfCheetah-v5 with --env-kwargs {bad cannot be made: ",
     }.items():
         monkeypatch.setattr(sys, "argv", [name, *bad])
         with pytest.raises(SystemExit, match="2"):
             copy.main(copy.parse_args(copy.Args))
-        assert capsys.readouterr().err == f"error: {sentence}\n"
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {sentence}")
+        assert error.count("\n") == 1
     monkeypatch.chdir(alone)
     envs = SimpleNamespace(close=lambda: None)
     run = copy.Run(copy.Args(), envs, 1, 1, {})
@@ -111,6 +118,9 @@ def test_copied_alone_into_an_empty_folder(
         run.check(loss=np.nan)
     assert not (run.folder / "model.pt").exists()  # its weights may be broken
     assert "next: " not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="130"), copy.Run(copy.Args(), envs, 1, 1, {}) as run:
+        raise KeyboardInterrupt
+    assert (run.folder / "model.pt").exists()
     monkeypatch.setattr(copy.time, "time", lambda: 0.0)
     twice = [copy.Run(copy.Args(), None, 1, 1, {}).folder for _ in range(2)]
     assert twice[0] != twice[1]  # two runs that begin in the same second
