@@ -451,6 +451,10 @@ def test_a_deterministic_policy() -> None:
         def act(self, obs: np.ndarray) -> np.ndarray:
             return self.actor(self.normalize(torch.as_tensor(obs))).numpy()
 
-    policy = utils.export.Policy(Agent(), Box(-2.0, 2.0, (2,)))
+    agent = Agent()
+    policy = utils.export.Policy(agent, Box(-2.0, 2.0, (2,)))
     _, error, limit = utils.export.to_onnx(policy.eval(), {"script": "td3.py"})
     assert error < limit
+    agent.obs_rms.mean[0], agent.obs_rms.var[0] = 1000.0, 0.0  # constant: the last bit of 1000 becomes 0.6
+    _, error, limit = utils.export.to_onnx(policy.eval(), {"script": "td3.py"})
+    assert error < limit == utils.export.MAX_TOLERANCE

@@ -502,6 +502,7 @@ def test_streams(streams: str, expected: dict[str, tuple[float, float]]) -> None
         ({"streams": "gail:1:1", "demonstrations": "x.npz"}, "--streams takes NAME"),
         ({"streams": "extrinsic:1:1,rnd:1:1"}, "--streams takes NAME"),
         ({"streams": "curiosity", "gamma": 1.0}, "--streams takes NAME"),
+        ({"streams": "rnd:1:0.99999999"}, "--streams takes NAME"),  # 1 in the precision of the networks
         ({"streams": "extrinsic"}, "--streams takes at least one stream besides extrinsic"),
         ({"streams": "gail"}, "--demonstrations takes"),
         ({"demonstrations": "x.npz"}, "--demonstrations takes"),
@@ -580,7 +581,7 @@ def test_demonstrations_end_with_their_episodes() -> None:
         assert arrays["returns"].tolist() == [sum(range(1, length + 1)) for length in lengths]
 
 
-@pytest.mark.parametrize("fault", ["shape", "not finite", "empty", "bounds", "column", "text"])
+@pytest.mark.parametrize("fault", ["shape", "not finite", "empty", "bounds", "terminations", "column", "text"])
 def test_bad_demonstrations(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One sentence that names the flag."""
     file = make_demonstrations(obs_dim=2 if fault == "shape" else 3, n=0 if fault == "empty" else 50)
@@ -589,6 +590,8 @@ def test_bad_demonstrations(fault: str, capsys: pytest.CaptureFixture[str]) -> N
         arrays["actions"][3] = np.nan
     if fault == "bounds":
         arrays["actions"][3] = 2.0
+    if fault == "terminations":
+        arrays["terminations"] = arrays["terminations"] - 5.0
     if fault == "column":
         del arrays["terminations"]
     np.savez(file, **arrays)

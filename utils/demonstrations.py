@@ -61,8 +61,8 @@ def load_demonstrations(file: str, obs_dim: int, action_dim: int) -> tuple[np.nd
     """Reads such a file: obs, actions, rewards, final_obs, terminations; exits with one sentence if it does not fit."""
     widths = {"obs": (obs_dim,), "actions": (action_dim,), "rewards": (), "final_obs": (obs_dim,), "terminations": ()}
     try:
-        arrays = np.load(file)
-        columns = {name: np.asarray(arrays[name], dtype=np.float32) for name in widths}
+        with np.load(file) as arrays:
+            columns = {name: np.asarray(arrays[name], dtype=np.float32) for name in widths}
         shapes = {name: x.shape for name, x in columns.items()}
         if shapes != {name: (len(columns["obs"]), *width) for name, width in widths.items()}:
             raise ValueError(f"its shapes are {shapes}, and the task has {widths}")
@@ -70,6 +70,8 @@ def load_demonstrations(file: str, obs_dim: int, action_dim: int) -> tuple[np.nd
             raise ValueError("it has no transitions, or numbers that are not finite")
         if np.abs(columns["actions"]).max() > 1.0 + 1e-6:
             raise ValueError("its actions are not in [-1, 1]: scale them from the task's bounds")
+        if not np.isin(columns["terminations"], (0.0, 1.0)).all():
+            raise ValueError("its terminations are not 0 or 1")
     except Exception as error:  # each kind of damage has its own
         fail(
             f"--demonstrations takes a file of --record-demonstrations of the same task, not {file} ({one_line(error)})"

@@ -30,8 +30,14 @@ except ImportError as error:
     fail(f"utils.export needs onnx and onnxruntime: pip install -r requirements-onnx.txt ({one_line(error)})")
 
 TOLERANCE = 1e-5  # of half the range of an action; for discrete actions of the log-probability
+MAX_TOLERANCE = 1e-3  # where an action depends much on rounding
 NUM_STEPS = 20  # a policy with memory is compared over so many
 Play = Callable[[dict[str, np.ndarray]], list[np.ndarray]]  # what ONNX Runtime makes of inputs
+
+
+def error_limit(rounding: np.ndarray) -> float:
+    """TOLERANCE, or ten times what the last bit of the observations changes, but at most MAX_TOLERANCE."""
+    return min(MAX_TOLERANCE, max(TOLERANCE, 10.0 * float(rounding.max())))
 
 
 class Policy(nn.Module):
@@ -86,8 +92,7 @@ class Policy(nn.Module):
     def error(self, play: Play, n: int, rng: np.random.Generator) -> tuple[float, float]:
         """The largest difference of exported actions for n random inputs from the script's, and its limit.
 
-        Its unit is that of TOLERANCE. The limit is TOLERANCE, or ten times what the last bit of the observations
-        changes, if that is more.
+        Its unit is that of TOLERANCE. For Box actions the limit depends on rounding: see `error_limit`.
         """
         inputs = self.examples(n, rng)
         found, obs, legal = play(inputs)[0], inputs["obs"], inputs.get("masks", np.ones((n, 0), dtype=bool))
@@ -98,7 +103,7 @@ class Policy(nn.Module):
             likely, other = (log_probs.gather(1, torch.as_tensor(x + offsets)) for x in (expected, found))
             return float((likely - other).abs().max()), TOLERANCE
         rounding = abs(self.act(np.nextafter(obs, np.float32(np.inf)), legal) - expected)
-        return self.difference(found, expected), max(TOLERANCE, 10.0 * float(rounding.max()))
+        return self.difference(found, expected), error_limit(rounding)
 
     def difference(self, found: np.ndarray, expected: np.ndarray) -> float:
         """The largest difference of actions in the task's units from expected ones in [-1, 1], in half their range."""
@@ -140,14 +145,14 @@ class PolicyWithMemory(Policy):
         obs, rewards = (np.stack([step[name] for step in steps]) for name in ("obs", "rewards"))
         dones = (np.arange(NUM_STEPS)[:, None] == NUM_STEPS // 2) & (np.arange(n) == 0)
         expected = self.remembered(obs, rewards, dones)
-        rounding = abs(self.remembered(np.nextafter(obs, np.float32(np.inf)), rewards, dones) - expected).max()
+        rounding = abs(self.remembered(np.nextafter(obs, np.float32(np.inf)), rewards, dones) - expected)
         error, last_rewards, memory = 0.0, np.zeros_like(rewards[0]), steps[0]["memory"]
         for t in range(NUM_STEPS):
             actions, memory = play({"obs": obs[t], "rewards": last_rewards, "memory": memory})
             own = expected[t, :, : self.action_dim].reshape(actions.shape)
             error = float(np.max([error, self.difference(actions, own), abs(memory - expected[t]).max()]))
             last_rewards, memory = rewards[t] * ~dones[t], memory * ~dones[t, :, None]
-        return error, max(TOLERANCE, 10.0 * float(rounding))
+        return error, error_limit(rounding)
 
     def remembered(self, obs: np.ndarray, rewards: np.ndarray, dones: np.ndarray) -> np.ndarray:
         """Memories (steps, n, memory_dim) after these steps by the script's own code for evaluation."""
@@ -242,7 +247,7 @@ def export(folder: Path) -> None:
     script = load_script("FOLDER", folder)
     args, policies = (load_selfplay if hasattr(script, "load_run") else load_single)(script, folder)
     task = {"script": Path(str(script.__file__)).name, "env_id": args.env_id, "env_kwargs": args.env_kwargs}
-    task["observe"] = getattr(args, "observe", "")
+    task["observe"] = ",".join(str(int(x)) for x in getattr(args, "observe", "").split(",") if x)  # JSON has no 02
     pictures = {name: getattr(args, name, None) for name in ("frame_size", "frame_stack", "grey", "action_repeat")}
     task["pictures"] = json.dumps(pictures) if pictures["frame_size"] else ""
     for behavior, policy in policies.items():

@@ -628,7 +628,8 @@ def lacks_memory(error: BaseException | None) -> bool:
 
 def describe_memory(args: Any, error: BaseException) -> str:
     """The sentence for a lack of memory: it names the flags that need memory."""
-    sizes = ("num_envs", "num_games", "num_steps", "batch_size", "buffer_size", "eval_episodes", "eval_games")
+    sizes = {"num_envs", "num_games", "num_steps", "batch_size", "buffer_size", "eval_episodes", "eval_games"}
+    sizes |= {"hidden_size", "sequence_length", "frame_size", "frame_stack"}  # of variants
     flags = [flag_of(field.name) for field in fields(args) if field.name in sizes]
     smaller = " or ".join(flags) or "arguments"
     return f"there is not enough memory; lower {smaller}: {one_line(error)[:200]}"
