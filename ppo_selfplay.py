@@ -3,8 +3,8 @@
 The algorithm is that of `ppo_continuous.py` (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7 and 9;
 Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). `diff ppo_continuous.py ppo_selfplay.py` shows that
 GAE and both losses are the same. Self-play adds actors for discrete actions (one categorical distribution a branch,
-with masks), and the lines of `main` with `matches`. `utils/matches.py` assigns players to teams, rates them, takes
-snapshots and changes turns; `utils/snapshot_pool.py` draws the opponents.
+with masks), networks for each behaviour, and in `main` the calls of `matches`. `utils/matches.py` assigns players to
+teams, rates them, takes snapshots and changes turns; `utils/snapshot_pool.py` draws the opponents.
 
 Self-play follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one policy
 with its own optimiser, pool and rating; the *learner* is the behaviour whose turn it is to learn. `docs/selfplay.md`
@@ -12,7 +12,7 @@ explains how opponents are chosen and rated, and has the results.
 
     python ppo_selfplay.py
     python ppo_selfplay.py --env-id pursuit
-    python ppo_selfplay.py --env-id mpe2.simple_push_v3 --env-kwargs '{"continuous_actions": true}' --num-games 16
+    pip install mpe2 && python ppo_selfplay.py --env-id mpe2.simple_push_v3 --num-games 16
     python ppo_selfplay.py --evaluate runs/FOLDER --against charge
     python ppo_selfplay.py --resume runs/FOLDER
 

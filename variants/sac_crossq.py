@@ -227,8 +227,7 @@ class BatchRenorm(nn.Module):
         return ((x - batch_mean) / batch_std * r + d) * self.weight + self.bias
 
 
-HIDDEN_SIZES = (256, 256)  # units of the hidden layers of the actor
-QF_HIDDEN_SIZES = (256, 256, 256)  # of the critics: a third layer costs less than twice the width (`docs/variants.md`)
+HIDDEN_SIZES, QF_HIDDEN_SIZES = (256, 256), (256, 256, 256)  # units of the hidden layers of actor and critics
 
 
 class NormalizedNet(nn.Module):
