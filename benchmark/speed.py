@@ -80,7 +80,7 @@ class Args:
     cuda: bool = False
     """let scripts and libraries use the GPU if there is one"""
     output: Path | None = None
-    """beginning of the names of two files: OUTPUT.md holds what is printed, OUTPUT.csv every measurement"""
+    """file for every measurement, in CSV"""
     measure: str | None = None
     """one measurement in this process, which prints it in JSON; this is what the rounds are made of"""
 
@@ -488,7 +488,7 @@ def provenance(args: Args) -> str:
 
 
 def main(args: Args) -> None:
-    """Takes turns, prints the tables, and writes them."""
+    """Takes turns, prints the tables, and writes the measurements."""
     for name in ("num_envs", "num_steps", "rounds", "threads", "steps"):
         if (value := getattr(args, name)) is not None and value < 1:
             fail(f"--{name.replace('_', '-')} takes an integer from 1, not {value}")
@@ -508,9 +508,9 @@ def main(args: Args) -> None:
     if args.output is not None:
         try:
             args.output.parent.mkdir(parents=True, exist_ok=True)
-            Path(f"{args.output}.md").touch()
+            args.output.touch()
         except OSError as error:
-            fail(f"--output takes the beginning of a path that can be written: {error}")
+            fail(f"--output takes a file that can be written: {error}")
     results: dict[str, dict[str, list[dict[str, float]]]] = {script: defaultdict(list) for script in args.script}
     for number, script in itertools.product(range(args.rounds), args.script):
         for what in measured_of(script, args):
@@ -535,8 +535,7 @@ def main(args: Args) -> None:
     lines += ["", "Our scripts compile their update, except in the rows that say otherwise.", "", provenance(args)]
     print("\n".join(lines))
     if args.output is not None:
-        Path(f"{args.output}.md").write_text("\n".join(lines) + "\n")
-        with Path(f"{args.output}.csv").open("w", newline="") as file:
+        with args.output.open("w", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(["script", "round", "measured", "quantity", "seconds"])
             for name, measured in results.items():

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The tables in benchmark/results/speed/ and the cost of checkpoints, half an hour on a machine that does nothing else; takes
-# `pip install stable-baselines3 sbx-rl`.
+# The measurements of benchmark/results/speed/, and the cost of checkpoints: half an hour on a machine that does nothing else. It
+# prints the tables. Takes `pip install stable-baselines3 sbx-rl`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-speed() { python -m benchmark.speed "${@:2}" --rounds 3 --output "benchmark/results/speed/$1"; }
+speed() { python -m benchmark.speed "${@:2}" --rounds 3 --output "benchmark/results/speed/$1.csv"; }
 speed ppo --script ppo_continuous.py --against sb3 sbx
 speed ppo_8 --script ppo_continuous.py --num-envs 8 --steps 32768 --against sb3
 speed ppo_8_short --script ppo_continuous.py --num-envs 8 --num-steps 256 --steps 32768 --against sb3
