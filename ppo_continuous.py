@@ -97,7 +97,7 @@ class Args:
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
     target_kl: float | None = 0.025  # no further pass over a rollout once a pass has a mean KL divergence above this
-    std_min: float | None = 0.2  # minimum of the policy's standard deviation, and half its start; None: start at 1
+    std_min: float | None = 0.2  # minimum of the policy's standard deviation, half its start; None: no minimum, start 1
 
     @property
     def batch_size(self) -> int:
