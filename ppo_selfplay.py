@@ -90,10 +90,10 @@ class Args:
     window: int = 50  # largest number of snapshots in the pool; a new one then replaces the oldest
     opponents: list[str] | None = None  # run folders whose frozen policies are the opponents; default: past selves
     initialize_from: str | None = None  # run folder whose weights the training starts with; default: random weights
-    play_against_latest_model_ratio: float = 0.5  # probability of the newest snapshot in a draw; 1: no older ones
-    newest_share: float = 1.0  # the other draws use only this share of the pool, the newest snapshots
+    play_against_latest_model_ratio: float = 0.5  # probability of the newest snapshot; else one is drawn
+    newest_share: float = 1.0  # the share of the pool that is drawn from, counted from its newest snapshot
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
-    current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
+    current_share: float = 0.0  # probability that the opponent is the current learner; asymmetric: its newest snapshot
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: unbeaten ones more often
     swap_steps: int = 0  # a game keeps its opponents for this many steps of all opponents; 0: for one game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn
@@ -540,7 +540,7 @@ def main(args: Args) -> Path:
     stride = args.batch_size  # game steps of an iteration
     total_steps = -(-args.total_timesteps // stride) * stride  # rounded up to whole iterations
     agents = {team.behavior: Agent(team, all_args[team.behavior]).to(device) for team in env.teams}
-    initialize(agents, args, load_run)
+    initialize(agents, all_args, load_run)
     optimizers = {b: Adam(agents[b].parameters(), own.learning_rate, 0.9, 0.999, 1e-5) for b, own in all_args.items()}
 
     # --- pools and ratings ---

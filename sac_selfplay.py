@@ -23,8 +23,8 @@ Deviations from ML-Agents:
 - Each transition in the replay buffer carries the learner step at which its oldest opponent was saved. Transitions
   against opponents that have left the pool can be left out (`--replay-opponents window`).
 - The value is the mean of both critics, not their minimum (`--critics min`): in a zero-sum game the minimum
-  underestimates the learner.
-- The target entropy is subtracted from the entropy (SACZero). Otherwise the bonus would make games longer or shorter.
+  underestimates the learner's value.
+- The target entropy is subtracted from the entropy (SACZero). Otherwise the bonus would reward or punish each step.
 - With discrete actions values are means over branches, and a target entropy depends on the number of legal actions. As
   in ML-Agents each branch has its own head, entropy coefficient and target entropy.
 - At a checkpoint games are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
@@ -96,10 +96,10 @@ class Args:
     window: int = 50  # largest number of snapshots in the pool; a new one then replaces the oldest
     opponents: list[str] | None = None  # run folders whose frozen policies are the opponents; default: past selves
     initialize_from: str | None = None  # run folder whose weights the training starts with; default: random weights
-    play_against_latest_model_ratio: float = 0.5  # probability of the newest snapshot in a draw; 1: no older ones
-    newest_share: float = 1.0  # the other draws use only this share of the pool, the newest snapshots
+    play_against_latest_model_ratio: float = 0.5  # probability of the newest snapshot; else one is drawn
+    newest_share: float = 1.0  # the share of the pool that is drawn from, counted from its newest snapshot
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
-    current_share: float = 0.0  # probability that an opponent is the learner as it is now; such games are not rated
+    current_share: float = 0.0  # probability that the opponent is the current learner; asymmetric: its newest snapshot
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: unbeaten ones more often
     swap_steps: int = 0  # a game keeps its opponents for this many steps of all opponents; 0: for one game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn
@@ -622,7 +622,7 @@ def main(args: Args) -> Path:
     stride = args.num_games  # game steps of an iteration
     total_steps = -(-args.total_timesteps // stride) * stride  # rounded up to whole iterations
     agents = {team.behavior: Agent(team, all_args[team.behavior]).to(device) for team in env.teams}
-    initialize(agents, args, load_run)
+    initialize(agents, all_args, load_run)
     learning_rates = {b: {"policy": own.policy_lr, "q": own.q_lr, "alpha": own.alpha_lr} for b, own in all_args.items()}
     all_optimizers = {
         b: {name: Adam(group, learning_rates[b][name], 0.9, 0.999, 1e-8) for name, group in agent.groups().items()}

@@ -1,6 +1,7 @@
 """Saved policies as opponents: frozen pools, mixtures of snapshots, best responses, Nash weights and circles."""
 
 import csv
+import json
 import math
 import re
 from collections import Counter
@@ -310,6 +311,16 @@ def test_a_fixed_alpha_is_that_of_the_flag(train_selfplay: Train) -> None:
     other = train_selfplay(sac_selfplay, seed=2, autotune=False, alpha=0.5, initialize_from=str(one))
     (agent,) = sac_selfplay.load_run(other, "--evaluate")[0].values()
     assert agent.log_alpha.exp().item() == pytest.approx(0.5)
+
+
+def test_a_fixed_alpha_of_one_behavior_is_that_of_its_flag(train_selfplay: Train) -> None:
+    """--behaviors may fix the coefficient of one role. The other role takes it from the saved run."""
+    one = train_selfplay(sac_selfplay, env_id="pursuit")
+    own = json.dumps({"evader": {"autotune": False, "alpha": 0.5}})
+    other = train_selfplay(sac_selfplay, env_id="pursuit", seed=2, behaviors=own, initialize_from=str(one))
+    agents = sac_selfplay.load_run(other, "--evaluate")[0]
+    assert agents["evader"].log_alpha.exp().item() == pytest.approx(0.5)
+    assert agents["pursuer"].log_alpha.exp().item() != pytest.approx(0.5, rel=0.1)
 
 
 def test_a_saved_run_plays_its_last_snapshot(selfplay: ModuleType, train_selfplay: Train) -> None:

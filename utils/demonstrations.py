@@ -1,6 +1,7 @@
 """Demonstrations for imitation learning: transitions of a saved policy in a file `demonstrations.npz`."""
 
 import io
+import random
 import sys
 from dataclasses import replace
 from functools import partial
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from utils.run import fail, load_model, load_script, one_line, read_args, tell_exception, write_file
 
@@ -27,11 +29,13 @@ def record_demonstrations(folder: Path, num_episodes: int, seed: int) -> None:
     args = script.Args(**read_args(script.Args, folder, "--record-demonstrations", script.LIMITS))
     sys.excepthook = partial(tell_exception, args)  # names the task of the run, not that of the command
     args = args if args.vectorization == "native" else replace(args, vectorization="sync")
+    seed = (2_000_000 + seed * num_episodes) % 2**31
+    random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)  # tasks may draw from them
     envs = script.make_envs(args, num_episodes)
     agent = script.Agent(envs, args)
     load_model(folder, {"agent": agent}, "--record-demonstrations")
     act = agent.policy() if hasattr(agent, "policy") else agent.act  # PPO has `policy`, SAC has not
-    obs, _ = envs.reset(seed=(2_000_000 + seed * num_episodes) % 2**31)
+    obs, _ = envs.reset(seed=seed)
     running, columns = np.ones(num_episodes, dtype=bool), list[list[np.ndarray]]()
     returns = np.zeros(num_episodes)
     for _ in range(MAX_EPISODE_STEPS):

@@ -289,17 +289,20 @@ def load_opponent(
     return load_players(Path(args.against), pools, groups, "last", "against")
 
 
-def initialize(agents: Mapping[str, Any], args: Any, load_run: Callable[[Path, str], Any]) -> None:
+def initialize(agents: Mapping[str, Any], all_args: Mapping[str, Any], load_run: Callable[[Path, str], Any]) -> None:
     """--initialize-from: gives the agents the weights of a saved run of the same game, its critics and statistics too.
 
-    Optimisers begin anew. A run that is resumed has its own weights.
+    `all_args` are the arguments of each behaviour. Optimisers begin anew. A run that is resumed has its own weights.
     """
+    args = next(iter(all_args.values()))  # the flags of the run are those of every behaviour
     if args.initialize_from is not None and args.resume is None:
         others, _, other_args = load_run(Path(args.initialize_from), "--initialize-from")
         check_same_game(args, other_args, "--initialize-from")
         for behavior, agent in agents.items():
-            fixed = {} if getattr(args, "autotune", True) else {"log_alpha": agent.state_dict()["log_alpha"]}  # --alpha
-            agent.load_state_dict(others[behavior].state_dict() | fixed)
+            state = others[behavior].state_dict()
+            if not getattr(all_args[behavior], "autotune", True):
+                state["log_alpha"] = agent.state_dict()["log_alpha"]  # --alpha
+            agent.load_state_dict(state)
 
 
 def load_rivals(args: Any, load_run: Callable[[Path, str], Any], env: TeamEnv) -> dict[str, SnapshotPool] | None:

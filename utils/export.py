@@ -250,8 +250,9 @@ def export(folder: Path) -> None:
     task["observe"] = ",".join(str(int(x)) for x in getattr(args, "observe", "").split(",") if x)  # JSON has no 02
     pictures = {name: getattr(args, name, None) for name in ("frame_size", "frame_stack", "grey", "action_repeat")}
     task["pictures"] = json.dumps(pictures) if pictures["frame_size"] else ""
-    for behavior, policy in policies.items():
-        file, error, limit = to_onnx(policy.eval(), task | {"behavior": behavior})
+    # All files are checked before one is written.
+    files = {behavior: to_onnx(policy.eval(), task | {"behavior": behavior}) for behavior, policy in policies.items()}
+    for behavior, (file, error, limit) in files.items():
         suffix = "_" + re.sub(r"[^\w.+-]", "-", behavior) if len(policies) > 1 else ""
         path = folder / f"model{suffix}.onnx"
         try:

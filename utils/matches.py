@@ -128,7 +128,8 @@ class Matches:
 
         `game_length` are the steps that a game is expected to take at first. With it, the first games after a reset
         are cut at different steps: otherwise all games would run in lockstep, and the first results would be those of
-        short games. None: no game is cut.
+        short games. None: no game is cut; 0: none
+        before a game has ended.
         """
         self.behaviors = [team.behavior for team in teams]
         self.team_names, self.side_names = [team.name for team in teams], sides_of(teams)
@@ -165,7 +166,7 @@ class Matches:
 
         `scripted` are names and behaviours of scripted players. Those of a behaviour are equally likely, and begin with
         this rating. Games of the learner against itself are not rated. (The latest opponent of ML-Agents is a copy of
-        the learner as it is now.)
+        the learner, made at a swap and kept until the next one.)
         """
         self.scripted_share, self.current_share = scripted_share, current_share
         for name, behavior in scripted:

@@ -8,7 +8,7 @@ https://arxiv.org/abs/2509.25174). How it differs from `sac_continuous.py`:
   normalised by the same statistics (`compute_qf_loss`).
 - The weights of each hidden unit have norm 1 (`NormalizedNet.project`), so their effective step size stays constant.
 - The critics predict a histogram of the value and minimise a cross-entropy. Rewards are scaled to its range.
-- Adam's beta1 is 0.5, and alpha begins at 0.01. The actor takes one step for every three of the critics.
+- Adam's beta1 is 0.5, alpha begins at 0.01, critics have three layers. One actor step for every three of the critics.
 
     python variants/sac_crossq.py --env-id Hopper-v5
 
@@ -198,8 +198,8 @@ class BatchRenorm(nn.Module):
     """Batch renormalisation (Ioffe 2017, https://arxiv.org/abs/1702.03275, Algorithm 1), scaled and shifted.
 
     In training a batch is normalised by its own mean and deviation. r and d then correct it, within limits, to what the
-    running statistics give. In the first `warmup` updates r is 1 and d is 0: batch normalisation. Each network trains
-    in its own loss. Elsewhere, as in acting and in the other network's loss, the running statistics normalise.
+    running statistics give. In the first `warmup` updates r is 1 and d is 0: batch normalisation. `train` is
+    true in the network's own loss. Elsewhere, as in acting and in the other network's loss, it uses running statistics.
     """
 
     momentum, epsilon, max_r, max_d = 0.99, 1e-3, 3.0, 5.0

@@ -47,7 +47,7 @@ from utils.run import OwnContext, Run, describe, fail, load_model, parse_args, p
 
 @dataclass
 class Args:
-    """SAC from pictures: trains on any Gymnasium task with continuous actions that renders."""
+    """SAC from pictures: for tasks with continuous actions that render, or whose observations are pictures."""
 
     # --- experiment ---
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
@@ -581,7 +581,7 @@ MAX_EPISODE_STEPS = 10_000  # steps after which an evaluation cuts an episode of
 
 
 def evaluate(agent: Agent, args: Args, folder: Path, name: str) -> dict[str, float]:
-    """Plays --eval-episodes episodes with the deterministic policy and frozen statistics.
+    """Plays --eval-episodes episodes with the deterministic policy.
 
     Each episode has its own environment and seed, and the training's random streams are restored. Returns mean
     and standard deviation of the undiscounted returns, and the mean length in steps. Videos go to folder/videos.

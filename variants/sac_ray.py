@@ -495,7 +495,7 @@ class RolloutWorker:
             self.weights = get(reference)
             load_weights(self.agent, self.weights)
         is_new = self.obs is None
-        if self.obs is None:  # random numbers of this worker; the learner's seed is that of (seed, global_step, 0)
+        if self.obs is None:  # a seed for each worker; that of (seed, global_step, 0) is the learner's
             seed = int(np.random.SeedSequence((args.seed, global_step, self.index + 1)).generate_state(1)[0]) // 2
             torch.manual_seed(seed)
             self.obs, _ = self.envs.reset(seed=seed)

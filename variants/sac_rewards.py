@@ -14,7 +14,7 @@ The streams are those of ML-Agents. How it differs from `sac_continuous.py`:
 
     python variants/sac_rewards.py --env-id MountainCarContinuous-v0 --streams extrinsic,rnd --total-timesteps 10000
     python variants/sac_rewards.py --record-demonstrations runs/FOLDER
-    python variants/sac_rewards.py --streams gail --demonstrations runs/FOLDER/demonstrations.npz
+    python variants/sac_rewards.py --env-id TASK --streams gail --demonstrations runs/FOLDER/demonstrations.npz
 
 `docs/variants.md` explains these changes, and `docs/sac.md` the rest of the file.
 """

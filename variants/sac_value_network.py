@@ -1,7 +1,7 @@
 """Soft actor-critic, the first release: a state value takes the place of the target critics.
 
-Haarnoja et al. 2018a, https://arxiv.org/abs/1801.01290, eq. 5 to 13 and Algorithm 1; also the SAC of Spinning Up's
-first TensorFlow version, of Intel Coach and of ML-Agents. How it differs from `sac_continuous.py`:
+Haarnoja et al. 2018a, https://arxiv.org/abs/1801.01290, eq. 5 to 13 and Algorithm 1; a state value is also in
+Spinning Up's first TensorFlow version, in Intel Coach and in ML-Agents. How it differs from `sac_continuous.py`:
 - A network V(s) regresses on the soft value of fresh actions (`compute_vf_loss`, eq. 5). The critics bootstrap from its
   target copy (`compute_td_target`, eq. 8), which is the only target network.
 - The entropy coefficient is fixed (0.2, a reward scale of 5 in the paper). `--autotune` learns it.
