@@ -320,7 +320,7 @@ def test_a_fixed_alpha_of_one_behavior_is_that_of_its_flag(train_selfplay: Train
     other = train_selfplay(sac_selfplay, env_id="pursuit", seed=2, behaviors=own, initialize_from=str(one))
     agents = sac_selfplay.load_run(other, "--evaluate")[0]
     assert agents["evader"].log_alpha.exp().item() == pytest.approx(0.5)
-    assert agents["pursuer"].log_alpha.exp().item() != pytest.approx(0.5, rel=0.1)
+    assert agents["pursuers"].log_alpha.exp().item() != pytest.approx(0.5, rel=0.1)
 
 
 def test_a_saved_run_plays_its_last_snapshot(selfplay: ModuleType, train_selfplay: Train) -> None:

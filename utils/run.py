@@ -277,8 +277,9 @@ class LeanVectorEnv(gym.vector.SyncVectorEnv):
         obs, rewards, infos = np.empty_like(self._observations), np.empty(self.num_envs), dict[str, Any]()
         terminations, truncations = np.empty((2, self.num_envs), dtype=bool)
         for i, env in enumerate(self.envs):
-            obs[i], rewards[i], terminations[i], truncations[i], _ = env.step(actions[i])
-            if terminations[i] or truncations[i]:  # before the next one's step, as Gymnasium does it
+            obs[i], rewards[i], terminated, truncated, _ = env.step(actions[i])
+            terminations[i], truncations[i] = terminated, truncated
+            if terminated or truncated:  # before the next one's step, as Gymnasium does it
                 infos.setdefault("final_obs", np.empty_like(obs))[i] = obs[i]
                 obs[i], _ = env.reset()
         return obs, rewards, terminations, truncations, infos
@@ -377,27 +378,30 @@ class TaskEnv(gym.Wrapper):
             raise
         except BaseException as error:  # SystemExit, and what code in other languages raises
             raise TaskError(f"environment {self.index} in reset: {describe_error(error)}") from error
-        self.check_obs(obs, f"environment {self.index} in reset")
+        self.check_obs(obs, "reset")
         return obs, {}
 
     def step(self, action: Any) -> Any:
         """Takes a step."""
         self.num_steps += 1
-        place = f"environment {self.index} in its step {self.num_steps:,}"
         try:
             obs, reward, terminated, truncated = self.env.step(action)[:4]
             reward = reward.item() if isinstance(reward, np.ndarray) else reward
         except KeyboardInterrupt:
             raise
         except BaseException as error:
+            place = f"environment {self.index} in its step {self.num_steps:,}"
             raise TaskError(f"{place}: {describe_error(error)}") from error
-        self.check_obs(obs, place)
+        self.check_obs(obs)
         if terminated or truncated:  # the reset, which comes next, may write into the same array
             obs = np.array(obs)
         return obs, reward, terminated, truncated, {}
 
-    def check_obs(self, obs: Any, place: str) -> None:
+    def check_obs(self, obs: Any, where: str = "") -> None:
         """Raises TaskError for another shape, which stacking would repeat, and for fractions that it would cut off."""
+        if type(obs) is np.ndarray and obs.shape == self.obs_shape and not self.has_integers:
+            return  # before the text below is made, which takes time
+        place = f"environment {self.index} in {where or f'its step {self.num_steps:,}'}"
         if np.shape(obs) != self.obs_shape:
             raise TaskError(f"{place}: the observation must have the shape {self.obs_shape}, not {np.shape(obs)}")
         if self.has_integers and np.asarray(obs).dtype.kind == "f" and np.any(np.asarray(obs) % 1):
@@ -440,6 +444,7 @@ class TaskEnvs(gym.vector.VectorWrapper):
         if mode not in (modes.SAME_STEP, modes.DISABLED):
             name = mode.name if isinstance(mode, modes) else f"metadata['autoreset_mode'] = {mode!r}"
             fail(f"--vectorization native takes the autoreset modes SAME_STEP and DISABLED, and {env_id} has {name}")
+        self.has_no_autoreset = mode == modes.DISABLED
 
     def reset(self, **kwargs: Any) -> Any:
         """Begins episodes."""
@@ -457,7 +462,7 @@ class TaskEnvs(gym.vector.VectorWrapper):
             obs, rewards, terminations, truncations, infos = self.env.step(actions)
             if self.copies:
                 self.check_step(obs, rewards, terminations, truncations, infos)
-            if self.metadata["autoreset_mode"] == gym.vector.AutoresetMode.DISABLED:
+            if self.has_no_autoreset:
                 dones = terminations | truncations
                 if dones.any():
                     infos["final_obs"] = obs.copy()
