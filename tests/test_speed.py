@@ -1,5 +1,6 @@
 """What `benchmark.speed` counts, and that it measures all four scripts as they are."""
 
+import ast
 import csv
 import re
 import subprocess
@@ -22,6 +23,7 @@ import ppo_continuous
 import sac_continuous
 from benchmark import speed
 from benchmark.provenance import versions
+from benchmark.results.speed_changes import measure
 from utils.run import parse_args
 
 ROOT = Path(__file__).parent.parent
@@ -80,6 +82,17 @@ def test_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
         run()
     assert clocks.step == 10
     assert clocks.result() == pytest.approx({"wall": 0.75, "processor": 0.375, "update": 0.5})
+
+
+def test_measures_for_speed_can_be_undone() -> None:
+    """The lines that `speed_changes/measure.py` replaces stand in the code, once each, and what comes out is Python."""
+    for script in measure.STEPS:
+        for changes in measure.measures_of(script).values():
+            texts = {name: (ROOT / name).read_text() for name, _, _ in changes}
+            for name, old, new in changes:
+                assert texts[name].count(old) == 1, (name, old)
+                texts[name] = texts[name].replace(old, new)
+            assert all(ast.parse(text) for text in texts.values())
 
 
 @pytest.mark.slow
