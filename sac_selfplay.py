@@ -99,7 +99,7 @@ class Args:
     play_against_latest_model_ratio: float = 0.5  # probability of the newest snapshot; else one is drawn
     newest_share: float = 1.0  # the share of the pool that is drawn from, counted from its newest snapshot
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
-    current_share: float = 0.0  # probability that the opponent is the current learner; asymmetric: its newest snapshot
+    current_share: float = 0.0  # probability that the opponent is the current learner; asymmetric: the newest snapshot
     opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: unbeaten ones more often
     swap_steps: int = 0  # a game keeps its opponents for this many steps of all opponents; 0: for one game
     swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn

@@ -422,6 +422,23 @@ def test_a_wrong_export_is_not_written(
     )
     monkeypatch.setattr(utils.export.Policy, "forward", change)
     assert "the exported actions differ from those of sac_selfplay.py by" in refusal(capsys, folder, status=1)
+    assert not list(folder.glob("*.onnx"))
+
+
+def test_no_behavior_is_written_if_another_is_wrong(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy of the pursuers, which comes first, is right; that of the evader differs."""
+    folder = train_selfplay(importlib.import_module("sac_selfplay"), env_id="pursuit")
+    to_onnx = utils.export.to_onnx
+
+    def change(policy: Any, metadata: dict[str, str]) -> Any:
+        if metadata["behavior"] == "evader":
+            raise SystemExit("error: the exported actions differ")
+        return to_onnx(policy, metadata)
+
+    monkeypatch.setattr(utils.export, "to_onnx", change)
+    with pytest.raises(SystemExit):
+        utils.export.export(folder)
+    assert not list(folder.glob("*.onnx"))
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

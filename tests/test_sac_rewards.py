@@ -640,6 +640,19 @@ def test_demonstrations_of_ppo() -> None:
     train(streams="gail", demonstrations=str(folder / "demonstrations.npz"))
 
 
+def test_the_seed_determines_demonstrations() -> None:
+    """Also of a task that draws from NumPy's random stream, which all environments share."""
+    folder = ppo_continuous.main(ppo_continuous.Args(**TINY_PPO | {"env_id": "toy_envs:Drawing-v0"}))
+    recorded = []
+    for seed in ("3", "3", "4"):
+        words = ["--record-demonstrations", str(folder), "--eval-episodes", "3", "--seed", seed]
+        script.main(script.parse_args(script.Args, words))
+        with np.load(folder / "demonstrations.npz") as arrays:
+            recorded.append(arrays["final_obs"])
+    np.testing.assert_array_equal(recorded[0], recorded[1])
+    assert not np.array_equal(recorded[0], recorded[2])
+
+
 def test_a_fault_of_the_recorded_task_names_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,8 +128,7 @@ class Matches:
 
         `game_length` are the steps that a game is expected to take at first. With it, the first games after a reset
         are cut at different steps: otherwise all games would run in lockstep, and the first results would be those of
-        short games. None: no game is cut; 0: none
-        before a game has ended.
+        short games. None: no game is cut; 0: none before a game has ended.
         """
         self.behaviors = [team.behavior for team in teams]
         self.team_names, self.side_names = [team.name for team in teams], sides_of(teams)

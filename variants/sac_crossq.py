@@ -8,7 +8,7 @@ https://arxiv.org/abs/2509.25174). How it differs from `sac_continuous.py`:
   normalised by the same statistics (`compute_qf_loss`).
 - The weights of each hidden unit have norm 1 (`NormalizedNet.project`), so their effective step size stays constant.
 - The critics predict a histogram of the value and minimise a cross-entropy. Rewards are scaled to its range.
-- Adam's beta1 is 0.5, alpha begins at 0.01, critics have three layers. One actor step for every three of the critics.
+- Adam's beta1 is 0.5, alpha begins at 0.01, critics have three layers. The actor takes one step to three of theirs.
 
     python variants/sac_crossq.py --env-id Hopper-v5
 
