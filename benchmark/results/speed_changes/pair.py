@@ -49,7 +49,7 @@ def main(older: str, newer: str, script: str, steps: str, num_pairs: str, *flags
                 raise SystemExit(f"error: {checkout}: {err.strip()}")
             seconds.append(json.loads(out.splitlines()[-1])["processor"])
         ratio = seconds[1] / seconds[0]
-        print(f"{script} {' '.join(flags)}: {ratio:.3f} ({seconds[0]:.3g} and {seconds[1]:.3g} s a step)", flush=True)
+        print(f"{' '.join([script, *flags])}: {ratio:.3f} ({seconds[0]:.3g} and {seconds[1]:.3g} s a step)", flush=True)
 
 
 if __name__ == "__main__":
