@@ -274,8 +274,9 @@ class LeanVectorEnv(gym.vector.SyncVectorEnv):
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Steps one environment after another; where an episode ends, the next one begins (AutoresetMode.SAME_STEP)."""
-        obs, rewards, infos = np.empty_like(self._observations), np.empty(self.num_envs), dict[str, Any]()
+        obs, rewards = np.empty_like(self._observations), np.empty(self.num_envs)
         terminations, truncations = np.empty((2, self.num_envs), dtype=bool)
+        infos: dict[str, Any] = {}
         for i, env in enumerate(self.envs):
             obs[i], rewards[i], terminated, truncated, _ = env.step(actions[i])
             terminations[i], truncations[i] = terminated, truncated
@@ -385,23 +386,23 @@ class TaskEnv(gym.Wrapper):
         """Takes a step."""
         self.num_steps += 1
         try:
-            obs, reward, terminated, truncated = self.env.step(action)[:4]
-            reward = reward.item() if isinstance(reward, np.ndarray) else reward
+            obs, reward, terminated, truncated, _ = self.env.step(action)
+            if isinstance(reward, np.ndarray):
+                reward = reward.item()
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             place = f"environment {self.index} in its step {self.num_steps:,}"
             raise TaskError(f"{place}: {describe_error(error)}") from error
-        self.check_obs(obs)
+        if type(obs) is not np.ndarray or obs.shape != self.obs_shape or self.has_integers:  # a call takes time
+            self.check_obs(obs, f"its step {self.num_steps:,}")
         if terminated or truncated:  # the reset, which comes next, may write into the same array
             obs = np.array(obs)
         return obs, reward, terminated, truncated, {}
 
-    def check_obs(self, obs: Any, where: str = "") -> None:
+    def check_obs(self, obs: Any, where: str) -> None:
         """Raises TaskError for another shape, which stacking would repeat, and for fractions that it would cut off."""
-        if type(obs) is np.ndarray and obs.shape == self.obs_shape and not self.has_integers:
-            return  # before the text below is made, which takes time
-        place = f"environment {self.index} in {where or f'its step {self.num_steps:,}'}"
+        place = f"environment {self.index} in {where}"
         if np.shape(obs) != self.obs_shape:
             raise TaskError(f"{place}: the observation must have the shape {self.obs_shape}, not {np.shape(obs)}")
         if self.has_integers and np.asarray(obs).dtype.kind == "f" and np.any(np.asarray(obs) % 1):
@@ -811,7 +812,8 @@ class Run:
         """
         if self.running is None:
             self.running = np.zeros((2, len(rewards)))
-        self.running += rewards, np.ones(len(rewards))
+        self.running[0] += rewards
+        self.running[1] += 1.0
         if dones.any():
             self.finished += list(self.running[:, dones].T)
             self.running[:, dones] = 0.0
