@@ -17,6 +17,7 @@ from scipy.stats import chisquare
 from torch import Tensor, nn
 from toy_policies import NUM_BITS, OBS_DIM, Mirror, ToyAgent, make_pool
 
+from utils.elo import game_scores
 from utils.matches import CURRENT, Matches
 from utils.policy_stack import PolicyStack
 from utils.snapshot_pool import Snapshot, SnapshotPool
@@ -84,7 +85,7 @@ def test_the_learner_changes_sides_after_each_game(layout: Layout) -> None:
     before = matches.learner_team.copy()
     for number in range(1, 6):
         others = [seats[:] for seats in matches.opponents[:1] + matches.opponents[2:]]
-        matches.finish(1, np.arange(len(layout), dtype=float))
+        matches.finish(1, game_scores(np.arange(len(layout), dtype=float)))
         check_seats(matches)
         assert matches.learner_team.tolist() == [
             before[0],
@@ -101,14 +102,14 @@ def test_a_fixed_side(side: str, team: int, swap_steps: int) -> None:
     matches = make_matches(DUEL, 4, learner_side=side, swap_steps=swap_steps)
     for game in [0, 1, 2, 3, 3, 0]:
         assert matches.learner_team.tolist() == [team] * 4
-        matches.finish(game, np.array([1.0, 0.0]))
+        matches.finish(game, game_scores(np.array([1.0, 0.0])))
         check_seats(matches)
     roles = make_matches(HUNT, 2, learner_side="prey")  # of another role: the hunters play where they can
     assert roles.learner_team.tolist() == [0, 0]
     roles.give_turn("prey")
     assert roles.learner_team.tolist() == [1, 1]
     raid = make_matches(RAID, 3, learner_side="blue")
-    raid.finish(0, np.zeros(3))
+    raid.finish(0, game_scores(np.zeros(3)))
     check_seats(raid)
     assert raid.learner_team.tolist() == [2, 2, 2]
 
@@ -126,12 +127,12 @@ def test_opponents_are_kept_until_enough_ghost_steps(layout: Layout) -> None:
     before = matches.uids[:, roles]
     matches.ghost_steps = 9
     for _ in range(5):
-        matches.finish(0, np.zeros(len(layout)))
+        matches.finish(0, game_scores(np.zeros(len(layout))))
         check_seats(matches)
         assert [sorted(seats) for seats in matches.uids.tolist()] == first
         assert (matches.uids[:, roles] == before).all()
     matches.ghost_steps = 10
-    matches.finish(0, np.zeros(len(layout)))
+    matches.finish(0, game_scores(np.zeros(len(layout))))
     check_seats(matches)
     marks = marks_in_play(matches)
     assert {mark for mark in marks[0] if mark is not None} == {99.0}
@@ -139,8 +140,8 @@ def test_opponents_are_kept_until_enough_ghost_steps(layout: Layout) -> None:
     matches.ghost_steps = 19
     for pool in matches.pools.values():
         pool.add({"mark": torch.tensor(100.0)}, 100, 1200.0)
-    matches.finish(0, np.zeros(len(layout)))  # nine steps after it drew
-    matches.finish(1, np.zeros(len(layout)))
+    matches.finish(0, game_scores(np.zeros(len(layout))))  # nine steps after it drew
+    matches.finish(1, game_scores(np.zeros(len(layout))))
     marks = marks_in_play(matches)
     assert {mark for mark in marks[0] if mark is not None} == {99.0}
     assert {mark for mark in marks[1] if mark is not None} == {100.0}
@@ -178,7 +179,7 @@ def test_new_opponents_in_every_game_or_never(swap_steps: int) -> None:
     matches = make_matches(DUEL, 1, marks=4, swap_steps=swap_steps)
     drawn = []
     for _ in range(2_000):
-        matches.finish(0, np.zeros(2))
+        matches.finish(0, game_scores(np.zeros(2)))
         drawn += [mark for mark in marks_in_play(matches)[0] if mark is not None]
     counts = np.bincount(np.array(drawn, dtype=int), minlength=4)
     if swap_steps == 0:
@@ -232,7 +233,7 @@ def test_the_turn_of_a_role() -> None:
     hunters.latest.rating, prey.latest.rating = 1300.0, 1150.0
     matches.give_turn("hunter")
     assert (matches.learner, matches.rating, matches.learner_teams) == ("hunter", 1300.0, [0])
-    matches.finish(2, np.array([2.0, 0.0]))
+    matches.finish(2, game_scores(np.array([2.0, 0.0])))
     assert matches.rating > 1300.0
     assert prey.latest.rating + matches.rating == pytest.approx(2450.0)
     assert matches.rating_of("hunter") == matches.rating
@@ -244,7 +245,7 @@ def test_the_turn_of_a_role() -> None:
     assert (matches.rating_of("hunter"), matches.rating) == ratings
     assert matches.learner_team.tolist() == [1] * 5
     assert marks_in_play(matches) == [[8.0, None]] * 5
-    matches.finish(0, np.array([2.0, 0.0]))
+    matches.finish(0, game_scores(np.array([2.0, 0.0])))
     assert matches.rating < ratings[1]
     assert matches.rating_of("hunter") == hunters.latest.rating > ratings[0]
 
@@ -259,15 +260,15 @@ def test_results_and_ratings_by_hand() -> None:
     a.rating, b.rating = 1000.0, 1400.0
     matches.rating = 1200.0
     matches.opponents = [[None, a], [b, None], [None, c]]
-    matches.finish(0, np.array([0.3, -5.0]))
+    matches.finish(0, game_scores(np.array([0.3, -5.0])))
     gain = 32 * (1 - 0.7597469)
     assert (matches.rating, a.rating) == pytest.approx((1200 + gain, 1000 - gain))
     matches.rating = 1200.0
-    matches.finish(1, np.array([7.0, 7.0]))
+    matches.finish(1, game_scores(np.array([7.0, 7.0])))
     gain = 32 * (0.5 - 0.2402531)
     assert (matches.rating, b.rating) == pytest.approx((1200 + gain, 1400 - gain))
     matches.rating, matches.learner_team[2], matches.opponents[2] = 1200.0, 1, [c, None]
-    matches.finish(2, np.array([0.1, 0.0]))
+    matches.finish(2, game_scores(np.array([0.1, 0.0])))
     assert (matches.rating, c.rating) == pytest.approx((1184, 1216))
     assert [(s.games, list(s.results)) for s in (a, b, c)] == [(1, [1.0]), (1, [0.5]), (1, [0.0])]
 
@@ -278,7 +279,7 @@ def test_more_than_two_teams_are_rated_pairwise() -> None:
     a, b, c = matches.pools["disc"].snapshots
     a.rating, b.rating, matches.rating, matches.learner_team[1] = 1400.0, 1200.0, 1200.0, 1
     matches.opponents[1] = [a, None, b]
-    matches.finish(1, np.array([3.0, 3.0, -1.0]))
+    matches.finish(1, game_scores(np.array([3.0, 3.0, -1.0])))
     of_a, of_b = 16 * (0.5 - 0.2402531), 16 * 0.5
     assert (a.rating, b.rating, c.rating) == pytest.approx((1400 - of_a, 1200 - of_b, 1200))
     assert matches.rating == pytest.approx(1200 + of_a + of_b)
@@ -291,8 +292,8 @@ def test_games_that_are_not_rated(layout: Layout) -> None:
     matches, rated = make_matches(layout, 3), make_matches(layout, 3)
     before = {s.uid: vars(s) | {"results": list(s.results)} for p in matches.pools.values() for s in p.snapshots}
     for game in (1, 1, 2):
-        matches.finish(game, np.arange(len(layout), dtype=float), rated=False)
-        rated.finish(game, np.arange(len(layout), dtype=float))
+        matches.finish(game, game_scores(np.arange(len(layout), dtype=float)), rated=False)
+        rated.finish(game, game_scores(np.arange(len(layout), dtype=float)))
         check_seats(matches)
     after = {s.uid: vars(s) | {"results": list(s.results)} for p in matches.pools.values() for s in p.snapshots}
     assert after == before
@@ -336,7 +337,7 @@ def test_matches_credit_who_played(layout: Layout, swap_steps: int, sampling: st
         else:
             game, scores = move
             played.update(s.uid for s in matches.opponents[game] if s is not None)
-            matches.finish(game, np.array(scores[: len(layout)], dtype=float))
+            matches.finish(game, game_scores(np.array(scores[: len(layout)], dtype=float)))
         check_seats(matches)
         assert matches.rating + sum(s.rating for s in everyone) == pytest.approx(total)
         assert Counter({s.uid: s.games for s in everyone}) == Counter({s.uid: 0 for s in everyone}) + played
@@ -351,8 +352,8 @@ def test_metrics_by_hand() -> None:
     old.step, newer.step, newest.step, matches.rating = 100, 400, 500, 1200.0
     matches.opponents = [[None, old], [None, newer]]
     assert matches.opponent_steps().tolist() == [100, 400]
-    matches.finish(0, np.array([1.0, 0.0]))
-    matches.finish(1, np.array([1.0, 1.0]))
+    matches.finish(0, game_scores(np.array([1.0, 0.0])))
+    matches.finish(1, game_scores(np.array([1.0, 1.0])))
     metrics = matches.metrics()
     ratings = {"selfplay/rating_hunter": matches.rating, "selfplay/rating_prey": 1234.0}
     assert metrics == pytest.approx(
@@ -433,7 +434,7 @@ def test_the_oldest_opponent_of_each_game() -> None:
     matches = make_matches(TRIO, 2, rivals=rivals)
     rivals["disc"].snapshots[0].step = 7
     assert matches.oldest_opponent() == 0
-    matches.finish(0, np.zeros(3))
+    matches.finish(0, game_scores(np.zeros(3)))
     assert "selfplay/opponent_age" not in matches.metrics()
 
 
@@ -475,7 +476,7 @@ def test_actions_reach_their_agents(layout: Layout, discrete: bool) -> None:
     for turn in (*matches.pools, next(iter(matches.pools))):
         matches.give_turn(turn)
         for game in rng.integers(7, size=5):
-            matches.finish(int(game), np.zeros(len(layout)))
+            matches.finish(int(game), game_scores(np.zeros(len(layout))))
         team_size = len(obs[matches.learner_teams[0]][0])
         rows = matches.of_learner(obs)
         places = [[game, team, k, 17] for game, team in enumerate(matches.learner_team) for k in range(team_size)]
@@ -539,7 +540,7 @@ def test_a_dropped_snapshot_plays_its_game_to_the_end() -> None:
         return float(actions[1 - matches.learner_team[0]][0, 0, 0])
 
     assert mark_in_action() == 0.0
-    matches.finish(0, np.array([0.0, 1.0]))
+    matches.finish(0, game_scores(np.array([0.0, 1.0])))
     assert (dropped.games, dropped.rating, list(dropped.results)) == (1, 1208.0, [0.0])
     assert (newest.games, newest.rating, list(newest.results)) == (0, 1300.0, [])
     assert mark_in_action() == 50.0
@@ -644,7 +645,7 @@ def test_every_result_goes_to_the_snapshot_that_played(layout: Layout, swap_step
         learner_actions = np.ones((len(matches.of_learner(arena.obs)), 2), np.float32)
         learner_actions[:, 0] = agents[matches.learner].strength.item()
         for game, scores in arena.step(matches.all_actions(arena, agents, arena.obs, learner_actions)):
-            matches.finish(game, scores)
+            matches.finish(game, game_scores(scores))
         for players, points in arena.record[done:]:
             before = rating
             for strength, point in zip(players, points, strict=True):
@@ -699,7 +700,7 @@ def test_a_long_run_keeps_nothing_but_the_pool_and_who_plays() -> None:
 
     sizes, alive = [], []
     for number in range(20_000):
-        matches.finish(number * 7 % 16, np.array([number % 3, 1.0]))
+        matches.finish(number * 7 % 16, game_scores(np.array([number % 3, 1.0])))
         if number % 40 == 0:
             pool.add({"mark": torch.tensor(float(number))}, number, matches.rating)
             born.append(weakref.ref(pool.latest))

@@ -30,6 +30,7 @@ import ppo_selfplay
 import sac_selfplay
 from utils import team_env
 from utils.cross_play import Player, maximin, play_pairs
+from utils.elo import game_scores
 from utils.evaluation import check_same_game, load_players, load_rivals, read_mixture, train_response
 from utils.matches import CURRENT, Matches
 from utils.run import parse_args
@@ -226,10 +227,10 @@ def test_ratings_of_mixed_opponents() -> None:
     assert matches.opponent_steps()[0] == 7
     assert matches.opponent_steps()[1] > 10**12  # SAC never leaves these transitions out
     before = matches.rating
-    matches.finish(0, np.array([1.0, 0.0]))
+    matches.finish(0, game_scores(np.array([1.0, 0.0])))
     assert matches.rating == before
     assert "selfplay/win_rate" not in matches.metrics()
-    matches.finish(1, np.array([1.0, 0.0]))
+    matches.finish(1, game_scores(np.array([1.0, 0.0])))
     assert matches.rating < before
     assert matches.rating + bold.rating == pytest.approx(before + 1500.0)
     metrics = matches.metrics()

@@ -34,7 +34,7 @@ from utils.cross_play import (
     scripted_players,
     seatings,
 )
-from utils.elo import bootstrap_ratings
+from utils.elo import bootstrap_ratings, game_scores
 from utils.evaluation import load_players, read_mixture, snapshot_lineups
 from utils.matches import CURRENT, Matches
 from utils.team_env import BadGame, PettingZooGames, Team, TeamStep, describe_teams, make_team_env
@@ -85,7 +85,7 @@ def test_allies_are_current_and_opponents_are_drawn(layout: Layout, swap_steps: 
                         assert snapshot is CURRENT
                     else:
                         assert snapshot in matches.pools[layout[t][1]].snapshots
-            matches.finish(number % 4, np.array([1.0, 1.0, 0.0, 0.0])[: len(layout)])
+            matches.finish(number % 4, game_scores(np.array([1.0, 1.0, 0.0, 0.0])[: len(layout)]))
 
 
 def test_opponents_change_sides_together() -> None:
@@ -93,7 +93,7 @@ def test_opponents_change_sides_together() -> None:
     matches = soccer_matches(1, swap_steps=10**9)
     _, ally, striker, goalie = matches.opponents[0]
     for seats in ([striker, goalie, None, ally], [None, ally, striker, goalie]) * 2:
-        matches.finish(0, np.zeros(4))
+        matches.finish(0, game_scores(np.zeros(4)))
         assert matches.opponents[0] == seats
 
 
@@ -110,7 +110,7 @@ def test_a_fixed_side_by_its_name() -> None:
     """The name of the side or that of the team."""
     for side in ("blue", "s1"):
         matches = soccer_matches(3, learner_side=side)
-        matches.finish(1, np.zeros(4))
+        matches.finish(1, game_scores(np.zeros(4)))
         assert matches.learner_team.tolist() == [2, 2, 2]
         matches.give_turn("goalie")
         assert set(matches.learner_team.tolist()) == ({3} if side == "blue" else {1, 3})
@@ -123,7 +123,7 @@ def test_only_opponents_are_rated() -> None:
     assert striker is not None
     assert goalie is not None
     striker.rating, goalie.rating, matches.rating = 1400.0, 1200.0, 1200.0
-    matches.finish(0, np.array([1.0, 1.0, 0.0, 0.0]))
+    matches.finish(0, game_scores(np.array([1.0, 1.0, 0.0, 0.0])))
     of_striker, of_goalie = 16 * (1 - 0.2402531), 16 * 0.5
     assert (striker.rating, goalie.rating) == pytest.approx((1400 - of_striker, 1200 - of_goalie))
     assert matches.rating == pytest.approx(1200 + of_striker + of_goalie)

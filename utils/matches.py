@@ -284,8 +284,8 @@ class Matches:
                 for a, b in swaps:
                     seats[a], seats[b] = seats[b], seats[a]
 
-    def finish(self, game: int, scores: np.ndarray, rated: bool = True) -> None:
-        """Rates a finished game by the teams' scores (num_teams,) and prepares its next start.
+    def finish(self, game: int, results: np.ndarray, rated: bool = True) -> None:
+        """Rates a finished game by its results (num_teams, num_teams) of `game_scores`, and prepares its next start.
 
         Each opponent plays an Elo game of its own against the learner's rating before the game. The changes are divided
         by the number of opposing teams. What the learner gains, its opponents lose.
@@ -293,10 +293,9 @@ class Matches:
         `rated` is False for games in which the learner acts at random: then only the next start is prepared.
         """
         learner_team, rating = self.learner_team[game], self.rating
-        results = game_scores(scores)[learner_team]
         for team, opponent in enumerate(self.opponents[game]):
             if rated and opponent is not None and opponent is not CURRENT:
-                result, age = float(results[team]), math.nan
+                result, age = float(results[learner_team, team]), math.nan
                 if self.rivals is self.pools and not opponent.name:
                     age = float(self.pools[self.behaviors[team]].latest.step - opponent.step)
                 change = elo_change(rating, opponent.rating, result, self.elo_k) / self.num_opponents[learner_team]
@@ -327,13 +326,14 @@ class Matches:
         if self.steps_without_end == MAX_STEPS:
             rule = "a game ends when all its agents have terminated or are truncated"
             warn(f"no game has ended in {MAX_STEPS:,} steps; {rule}")
-        for game in result.over.nonzero()[0].tolist():
+        results = game_scores(result.scores[result.over])  # of all these games at once, which is faster
+        for game, game_results in zip(result.over.nonzero()[0].tolist(), results, strict=True):
             age = int(self.ages[game])
             self.lengths.append(age)
             self.returns.append(float(self.running_returns[game]))
             if self.game_length is not None:
                 self.game_length += 0.01 * (age - self.game_length)
-            self.finish(game, result.scores[game], age <= max_age)
+            self.finish(game, game_results, age <= max_age)
         for game in cut.nonzero()[0].tolist():
             self.next_game(game)
         ended = result.over | cut
@@ -344,8 +344,10 @@ class Matches:
 
     def of_learner(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The learner's rows (num_games * team_size, ...) of one array (num_games, team_size, ...) per team."""
-        by_team = np.stack([arrays[t] for t in self.learner_teams], axis=1)  # (num_games, num_teams, team_size, ...)
-        own = by_team[np.arange(len(by_team)), np.searchsorted(self.learner_teams, self.learner_team)]
+        own = arrays[self.learner_teams[0]].copy()  # (num_games, team_size, ...)
+        for team in self.learner_teams[1:]:
+            is_there = (self.learner_team == team).reshape(-1, *[1] * (own.ndim - 1))
+            own = np.where(is_there, arrays[team], own)
         return own.reshape(own.shape[0] * own.shape[1], *own.shape[2:])
 
     @property
