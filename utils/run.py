@@ -798,7 +798,7 @@ class Run:
         for name, values in quantities.items():
             values = np.concatenate(values, axis=None) if isinstance(values, (list, tuple)) else values
             with np.errstate(over="ignore"):
-                rows = np.isfinite(np.atleast_1d(values).astype(np.float32))  # the networks take float32
+                rows = np.isfinite(np.atleast_1d(values).astype(np.float32, copy=False))  # the networks take float32
             if not rows.all():
                 if step is None:
                     row = int(rows.reshape(len(rows), -1).all(axis=1).argmin())
