@@ -2,26 +2,26 @@
 
     python -m benchmark.results.speed_changes.measure --output benchmark/results/speed_changes/measures.csv
 
-Each measure is undone alone in a copy of the repository. The copies take turns, each in a process of its own, with the
-clocks of `benchmark/speed.py`. An undone measure must change the code: otherwise the program ends with an error.
+Each measure is undone alone in a copy of the repository. A copy and the repository itself run at once on one core
+(`pair.py`), and the ratio of their processor times is the worth of the measure. An undone measure must change the code:
+otherwise the program ends with an error.
 """
 
 import csv
-import json
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import tyro
 
 from benchmark import fail
-from benchmark.speed import REPOSITORY, Args, median_and_range, pinned, processor_environment
+from benchmark.results.speed_changes.pair import measure_both
+from benchmark.speed import REPOSITORY, median_and_range
 
 Change = tuple[str, str, str]  # a file, lines of it, and what takes their place
 ADAM_OF = """        self.vector, self.lr = flat_vector(parameters), lr
@@ -97,7 +97,12 @@ def measures_of(script: str) -> dict[str, tuple[Change, ...]]:
     }
 
 
-STEPS = {"ppo_continuous.py": 32_768, "sac_continuous.py": 2_000, "ppo_selfplay.py": None, "sac_selfplay.py": None}
+STEPS = {
+    "ppo_continuous.py": 32_768,
+    "sac_continuous.py": 2_000,
+    "ppo_selfplay.py": 500_000,
+    "sac_selfplay.py": 100_000,
+}
 OLDER = "a88a7dc"  # the scripts before they were rebuilt around `utils/run.py`
 
 
@@ -107,7 +112,7 @@ class MeasureArgs:
 
     output: Path  # file for every measurement
     script: tuple[str, ...] = tuple(STEPS)  # scripts to measure
-    rounds: int = 5  # how often the copies take turns
+    rounds: int = 3  # pairs of each copy
     only: tuple[str, ...] = ()  # these rows alone, beside the script itself
 
 
@@ -123,22 +128,8 @@ def make_copy(folder: Path, changes: tuple[Change, ...], commit: str) -> Path:
     return folder
 
 
-def measure(copy: Path, script: str, what: str) -> dict[str, float]:
-    """Seconds of a step and of the start, by the copy's own `benchmark/speed.py`."""
-    args = Args(script=[script])  # type: ignore[list-item]
-    command = [sys.executable, "-m", "benchmark.speed", "--script", script, "--measure", f"{what}@{time.time()}"]
-    command += [] if STEPS[script] is None else ["--steps", str(STEPS[script])]
-    environment = processor_environment(args) | {"PYTHONPATH": str(copy)}
-    with tempfile.TemporaryDirectory() as folder, pinned(1):
-        process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    if process.returncode != 0:
-        fail(f"{copy}: {process.stderr.strip()}")
-    result: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
-    return result
-
-
 def main(args: MeasureArgs) -> None:
-    """Takes turns, prints tables, and writes every measurement."""
+    """Measures all pairs, prints a table, and writes every measurement."""
     with tempfile.TemporaryDirectory() as folder:
         head = subprocess.check_output(["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"], text=True).strip()
         copies: dict[str, dict[str, tuple[Path, str]]] = {}
@@ -150,30 +141,22 @@ def main(args: MeasureArgs) -> None:
             copies[script][OLDER] = make_copy(Path(folder, f"{script} {OLDER}"), (), OLDER), "script"
             if args.only:
                 copies[script] = {name: x for name, x in copies[script].items() if name in ("none", *args.only)}
-        results: dict[str, dict[str, list[dict[str, float]]]] = {script: defaultdict(list) for script in args.script}
+        factors: dict[tuple[str, str], list[float]] = defaultdict(list)
         with args.output.open("w", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
-            table.writerow(["commit", "script", "round", "undone", "quantity", "seconds"])
-            for i in range(args.rounds):
-                for script in args.script:
-                    for name, (copy, what) in copies[script].items():
-                        result = measure(copy, script, what)
-                        results[script][name].append(result)
-                        commit = OLDER if name == OLDER else head[:7]
-                        table.writerows(
-                            [commit, script, i + 1, name, key, f"{value:.6g}"]
-                            for key, value in result.items()
-                            if key in ("wall", "processor", "first step", "first update")
-                        )
-                        print(f"round {i + 1}, {script}, {name}: {result}", file=sys.stderr, flush=True)
-                        file.flush()
-    for script, measured in results.items():
-        print(f"\n`{script}`\n\n| undone | steps/s | times as fast with it | first update after |\n|---|---|---|---|")
-        for name, rounds in measured.items():
-            ratios = [x["wall"] / ours["wall"] for x, ours in zip(rounds, measured["none"], strict=True)]
-            speed = f"{median(1 / x['wall'] for x in rounds):,.0f}"
-            start = median_and_range([x["first update"] for x in rounds], ".1f")
-            print(f"| {name} | {speed} | {median_and_range(ratios, '.2f') if name != 'none' else ''} | {start} s |")
+            table.writerow(["commit", "script", "round", "undone", "seconds_without", "seconds_with"])
+            rows = [(script, name) for script in args.script for name in copies[script] if name != "none"]
+            for i, (script, name) in itertools.product(range(args.rounds), rows):
+                sides = [copies[script][name], copies[script]["none"]]
+                flags = ["--steps", str(STEPS[script])]  # some 15 s, and twice that while both run
+                without, with_it = (result["processor"] for result in measure_both(sides, script, flags, i % 2 == 1))
+                factors[script, name].append(without / with_it)
+                table.writerow([head[:7], script, i + 1, name, f"{without:.6g}", f"{with_it:.6g}"])
+                print(f"round {i + 1}, {script}, {name}: {without / with_it:.3f}", file=sys.stderr, flush=True)
+                file.flush()
+    print("| script | undone | processor time of a step without it / with it |\n|---|---|---|")
+    for (script, name), values in factors.items():
+        print(f"| {script} | {name} | {median_and_range(values, '.2f')} |")
 
 
 if __name__ == "__main__":

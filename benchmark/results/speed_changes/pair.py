@@ -12,42 +12,43 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmark.speed import Args, pinned, processor_environment
 
 
-def start(checkout: Path, script: str, flags: list[str]) -> subprocess.Popen[str]:
-    """Begins a measurement by the checkout's own `benchmark/speed.py`."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmark.speed",
-        "--script",
-        script,
-        "--measure",
-        f"script@{time.time()}",
-        *flags,
-    ]
+def start(checkout: Path, what: str, script: str, flags: Sequence[str]) -> subprocess.Popen[str]:
+    """Begins a measurement by the checkout's own `benchmark/speed.py`; `what` is one of its `OURS`."""
+    command = [sys.executable, "-m", "benchmark.speed", "--script", script, "--measure", f"{what}@{time.time()}"]
     environment = processor_environment(Args(script=[])) | {"PYTHONPATH": str(checkout)}
     pipe, folder = subprocess.PIPE, tempfile.mkdtemp()
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen([*command, *flags], cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def measure_both(
+    sides: Sequence[tuple[Path, str]], script: str, flags: Sequence[str], second_first: bool
+) -> list[dict[str, float]]:
+    """What `benchmark/speed.py` measures of two (checkout, what), which run at once on one core."""
+    with pinned(1):
+        order = sides[::-1] if second_first else sides
+        started = [(side, start(*side, script, flags)) for side in order]
+    results: dict[tuple[Path, str], Any] = {}
+    for side, process in started:
+        out, err = process.communicate()
+        if process.returncode != 0:
+            raise SystemExit(f"error: {side[0]}: {err.strip()}")
+        results[side] = json.loads(out.splitlines()[-1])
+    return [results[side] for side in sides]
 
 
 def main(older: str, newer: str, script: str, steps: str, num_pairs: str, *flags: str) -> None:
     """Prints a ratio for each pair. The two take turns in being started first."""
-    checkouts = [Path(older).resolve(), Path(newer).resolve()]
+    sides = [(Path(checkout).resolve(), "script") for checkout in (older, newer)]
     for i in range(int(num_pairs)):
-        with pinned(1):
-            order = checkouts if i % 2 == 0 else checkouts[::-1]
-            processes = {checkout: start(checkout, script, ["--steps", steps, *flags]) for checkout in order}
-        seconds: list[Any] = []
-        for checkout in checkouts:
-            out, err = processes[checkout].communicate()
-            if processes[checkout].returncode != 0:
-                raise SystemExit(f"error: {checkout}: {err.strip()}")
-            seconds.append(json.loads(out.splitlines()[-1])["processor"])
+        results = measure_both(sides, script, ["--steps", steps, *flags], i % 2 == 1)
+        seconds = [result["processor"] for result in results]
         ratio = seconds[1] / seconds[0]
         print(f"{' '.join([script, *flags])}: {ratio:.3f} ({seconds[0]:.3g} and {seconds[1]:.3g} s a step)", flush=True)
 
