@@ -8,7 +8,7 @@ https://arxiv.org/abs/2509.25174). How it differs from `sac_continuous.py`:
   normalised by the same statistics (`compute_qf_loss`).
 - The weights of each hidden unit have norm 1 (`NormalizedNet.project`), so their effective step size stays constant.
 - The critics predict a histogram of the value and minimise a cross-entropy. Rewards are scaled to its range.
-- Adam's beta1 is 0.5, alpha begins at 0.01, critics have three layers. The actor takes one step to three of theirs.
+- Learning rates fall to zero, Adam's beta1 is 0.5, critics have three layers, the actor steps a third as often.
 
     python variants/sac_crossq.py --env-id Hopper-v5
 
@@ -82,7 +82,7 @@ class Args:
     policy_lr: float = 5e-4  # learning rate of the actor
     q_lr: float = 5e-4  # learning rate of the critics
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
-    anneal_lr: bool = False  # the learning rates of actor and critics fall linearly to zero over the run
+    anneal_lr: bool = True  # the learning rates of actor and critics fall linearly to zero over the run
     alpha: float = 0.01  # entropy coefficient: its initial value, or with --no-autotune its fixed value
     autotune: bool = True  # learn the entropy coefficient
     target_entropy_scale: float = 1.0  # the target entropy is minus this times the number of action dimensions
