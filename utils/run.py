@@ -270,7 +270,7 @@ def close_quietly(name: str, close: Callable[[], None]) -> None:
 
 
 class LeanVectorEnv(gym.vector.SyncVectorEnv):
-    """`SyncVectorEnv` without infos and extra copies, which cost 10 microseconds a step (a step of HalfCheetah: 38)."""
+    """`SyncVectorEnv` without infos and extra copies, which make PPO with one environment 15% slower."""
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Steps one environment after another; where an episode ends, the next one begins (AutoresetMode.SAME_STEP)."""

@@ -6,9 +6,9 @@ https://arxiv.org/abs/2509.25174). How it differs from `sac_continuous.py`:
   uses the statistics of the batch only in its own update, and running statistics everywhere else.
 - There is no target network. One pass of the critics goes over (s, a) and (s', a') together, so that both halves are
   normalised by the same statistics (`compute_qf_loss`).
-- The weights of each hidden unit have norm 1 (`NormalizedNet.project`), so their effective step size stays constant.
+- Hidden units have weights of norm 1 (`NormalizedNet.project`). Their step size is the learning rate: it falls to 0.
 - The critics predict a histogram of the value and minimise a cross-entropy. Rewards are scaled to its range.
-- Learning rates fall to zero, Adam's beta1 is 0.5, critics have three layers, the actor steps a third as often.
+- Adam's beta1 is 0.5, alpha begins at 0.01, critics have three layers. The actor takes one step to three of theirs.
 
     python variants/sac_crossq.py --env-id Hopper-v5
 

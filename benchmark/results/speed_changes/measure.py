@@ -1,6 +1,6 @@
 """What each measure for speed is worth, and how fast the scripts are beside those of an older commit.
 
-    python -m benchmark.results.speed_changes.measure --output benchmark/results/speed_changes/measures.csv
+    python -m benchmark.results.speed_changes.measure --output in_pairs.csv
 
 Each measure is undone alone in a copy of the repository. A copy and the repository itself run at once on one core
 (`pair.py`), and the ratio of their processor times is the worth of the measure. An undone measure must change the code:
@@ -110,7 +110,7 @@ OLDER = "a88a7dc"  # the scripts before they were rebuilt around `utils/run.py`
 class MeasureArgs:
     """What each measure for speed is worth."""
 
-    output: Path  # file for every measurement
+    output: Path  # file to which every measurement is added
     script: tuple[str, ...] = tuple(STEPS)  # scripts to measure
     rounds: int = 3  # pairs of each copy
     only: tuple[str, ...] = ()  # these rows alone, beside the script itself
@@ -142,16 +142,21 @@ def main(args: MeasureArgs) -> None:
             if args.only:
                 copies[script] = {name: x for name, x in copies[script].items() if name in ("none", *args.only)}
         factors: dict[tuple[str, str], list[float]] = defaultdict(list)
-        with args.output.open("w", newline="") as file:
+        is_new = not args.output.exists()
+        with args.output.open("a", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
-            table.writerow(["commit", "script", "round", "undone", "seconds_without", "seconds_with"])
+            if is_new:
+                columns = ["seconds_without", "seconds_with", "first_update_without", "first_update_with"]
+                table.writerow(["commit", "script", "round", "undone", *columns])
             rows = [(script, name) for script in args.script for name in copies[script] if name != "none"]
             for i, (script, name) in itertools.product(range(args.rounds), rows):
                 sides = [copies[script][name], copies[script]["none"]]
                 flags = ["--steps", str(STEPS[script])]  # some 15 s, and twice that while both run
-                without, with_it = (result["processor"] for result in measure_both(sides, script, flags, i % 2 == 1))
+                both = measure_both(sides, script, flags, i % 2 == 1)
+                without, with_it = (result["processor"] for result in both)
+                starts = [f"{result['first update']:.4g}" for result in both]
                 factors[script, name].append(without / with_it)
-                table.writerow([head[:7], script, i + 1, name, f"{without:.6g}", f"{with_it:.6g}"])
+                table.writerow([head[:7], script, i + 1, name, f"{without:.6g}", f"{with_it:.6g}", *starts])
                 print(f"round {i + 1}, {script}, {name}: {without / with_it:.3f}", file=sys.stderr, flush=True)
                 file.flush()
     print("| script | undone | processor time of a step without it / with it |\n|---|---|---|")

@@ -19,11 +19,11 @@ from typing import Any
 from benchmark.speed import Args, pinned, processor_environment
 
 
-def start(checkout: Path, what: str, script: str, flags: Sequence[str]) -> subprocess.Popen[str]:
+def start(checkout: Path, what: str, script: str, flags: Sequence[str], folder: str) -> subprocess.Popen[str]:
     """Begins a measurement by the checkout's own `benchmark/speed.py`; `what` is one of its `OURS`."""
     command = [sys.executable, "-m", "benchmark.speed", "--script", script, "--measure", f"{what}@{time.time()}"]
     environment = processor_environment(Args(script=[])) | {"PYTHONPATH": str(checkout)}
-    pipe, folder = subprocess.PIPE, tempfile.mkdtemp()
+    pipe = subprocess.PIPE
     return subprocess.Popen([*command, *flags], cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
@@ -31,15 +31,14 @@ def measure_both(
     sides: Sequence[tuple[Path, str]], script: str, flags: Sequence[str], second_first: bool
 ) -> list[dict[str, float]]:
     """What `benchmark/speed.py` measures of two (checkout, what), which run at once on one core."""
-    with pinned(1):
-        order = sides[::-1] if second_first else sides
-        started = [(side, start(*side, script, flags)) for side in order]
     results: dict[tuple[Path, str], Any] = {}
-    for side, process in started:
-        out, err = process.communicate()
-        if process.returncode != 0:
-            raise SystemExit(f"error: {side[0]}: {err.strip()}")
-        results[side] = json.loads(out.splitlines()[-1])
+    with tempfile.TemporaryDirectory() as folder, pinned(1):
+        order = sides[::-1] if second_first else sides
+        for side, process in [(x, start(*x, script, flags, tempfile.mkdtemp(dir=folder))) for x in order]:
+            out, err = process.communicate()
+            if process.returncode != 0:
+                raise SystemExit(f"error: {side[0]}: {err.strip()}")
+            results[side] = json.loads(out.splitlines()[-1])
     return [results[side] for side in sides]
 
 
