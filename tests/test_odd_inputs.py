@@ -30,6 +30,7 @@ import utils.run
 from utils.errors import TaskError, describe_error
 from utils.run import (
     Run,
+    TaskEnv,
     load_model,
     make_run_folder,
     parse_json,
@@ -435,6 +436,15 @@ def test_observations_that_are_not_of_their_space(
     stderr = capfd.readouterr().err
     assert len(stderr.splitlines()) == 1, stderr
     assert re.search(sentence, stderr)
+
+
+def test_a_step_of_four_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before Gymnasium: the fourth part, a dict, does not pass for a truncation."""
+    monkeypatch.setattr(Odd, "step", lambda self, action: (np.zeros(2, np.float32), 1.0, False, {}))
+    env = TaskEnv(Odd, 3)
+    env.reset()
+    with pytest.raises(TaskError, match=r"environment 3 in its step 1: ValueError: .*expected 5, got 4"):
+        env.step(np.zeros(1))
 
 
 @pytest.mark.parametrize("kwargs", [{"size": 0}, {"size": 1_000_001}, {"kind": "no action"}], ids=str)
