@@ -273,6 +273,18 @@ def test_results_and_ratings_by_hand() -> None:
     assert [(s.games, list(s.results)) for s in (a, b, c)] == [(1, [1.0]), (1, [0.5]), (1, [0.0])]
 
 
+def test_games_that_end_in_one_step_keep_their_own_results() -> None:
+    """The first is won and the third is lost; the second goes on."""
+    matches = make_matches(DUEL, 3)
+    snapshots = matches.pools["disc"].snapshots
+    matches.opponents = [[None, snapshot] for snapshot in snapshots]
+    never = [np.zeros((3, 1), dtype=bool)] * 2
+    over, scores = np.array([True, False, True]), np.array([[1.0, 0.0], [np.nan, np.nan], [0.0, 1.0]])
+    result = TeamStep([], [], [np.zeros((3, 1))] * 2, never, never, over, scores)
+    matches.finish_games(SimpleNamespace(), result, np.zeros(3, dtype=bool))
+    assert [list(snapshot.results) for snapshot in snapshots] == [[1.0], [], [0.0]]
+
+
 def test_more_than_two_teams_are_rated_pairwise() -> None:
     """From the learner's rating before the game, each pair with half the weight: a draw with 1400, a win over 1200."""
     matches = make_matches(TRIO, 2, elo_k=32.0)

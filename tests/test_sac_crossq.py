@@ -42,6 +42,16 @@ def train(**overrides: Any) -> Path:
     return folder
 
 
+def test_learning_rates_fall_to_zero() -> None:
+    """Linearly, and by default; that of alpha does not."""
+    curves = read_scalars(train(policy_lr=4e-3, q_lr=2e-3, alpha_lr=1e-3))
+    stride = TINY["num_envs"]  # a point has the rates of the iteration that led to its step
+    for name, lr in (("policy", 4e-3), ("q", 2e-3)):
+        steps, rates = zip(*curves[f"charts/{name}_lr"], strict=True)
+        assert rates == pytest.approx([lr * (1 - (step - stride) / 200) for step in steps])
+    assert all(rate == pytest.approx(1e-3) for _, rate in curves["charts/alpha_lr"])
+
+
 def make_agent(**flags: Any) -> tuple[Any, Any]:
     """An agent in float64 for observations of two numbers and actions of one, and its arguments."""
     torch.manual_seed(0)

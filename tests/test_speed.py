@@ -23,7 +23,7 @@ import ppo_continuous
 import sac_continuous
 from benchmark import speed
 from benchmark.provenance import versions
-from benchmark.results.speed_changes import measure
+from benchmark.results.speed_changes import measure, pair
 from utils.run import parse_args
 
 ROOT = Path(__file__).parent.parent
@@ -93,6 +93,27 @@ def test_measures_for_speed_can_be_undone() -> None:
                 assert texts[name].count(old) == 1, (name, old)
                 texts[name] = texts[name].replace(old, new)
             assert all(ast.parse(text) for text in texts.values())
+
+
+@pytest.mark.parametrize("second_first", [False, True])
+def test_pairs_run_at_once_and_keep_their_order(second_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each side waits for a file of the other one. A side that fails ends the program."""
+    sides = [(Path("older"), "script"), (Path("newer"), "eager")]
+
+    def start(checkout: Path, what: str, script: str, flags: list[str], folder: str) -> subprocess.Popen[str]:
+        code = "import json, pathlib, sys, time\nhere, name = pathlib.Path('..'), sys.argv[1]\n(here / name).touch()\n"
+        code += "for _ in range(3000):\n    if all((here / x).exists() for x in ('older', 'newer')): break\n"
+        code += "    time.sleep(0.01)\nelse:\n    sys.exit('alone')\n"
+        code += "sys.exit('broken') if sys.argv[2:] else print(json.dumps({'processor': name}))"
+        command = [sys.executable, "-c", code, str(checkout), *flags]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True)
+
+    monkeypatch.setattr(pair, "start", start)
+    results: Any = pair.measure_both(sides, "ppo_continuous.py", [], second_first)
+    assert [result["processor"] for result in results] == ["older", "newer"]
+    with pytest.raises(SystemExit, match="error: (older|newer): broken"):
+        pair.measure_both(sides, "ppo_continuous.py", ["--broken"], second_first)
 
 
 @pytest.mark.slow
