@@ -4,7 +4,7 @@
     python -m benchmark.results.speed_changes.pair older . ppo_continuous.py 65536 3 --num-envs 16 --num-steps 128
 
 The arguments are the older checkout, the newer one, the script, the measured steps, the number of pairs, and flags of
-`benchmark/speed.py`. On a machine whose speed changes within minutes, such a ratio is the same to 1 or 2%.
+`benchmark/speed.py`. On a machine whose speed changes within minutes, such ratios lie 1 to 3% apart.
 """
 
 import json
