@@ -5,7 +5,7 @@ https://arxiv.org/abs/2509.25174). How it differs from `sac_continuous.py`:
 - The inputs and the hidden layers of actor and critics go through batch renormalisation (`BatchRenorm`). A network
   uses the statistics of the batch only in its own update, and running statistics everywhere else.
 - There is no target network. One pass of the critics over (s, a) and (s', a') normalises both by the same statistics.
-- The weights of each hidden unit have norm 1 (`NormalizedNet.project`), so the learning rate alone sets how far a step goes.
+- Hidden units have weights of norm 1 (`NormalizedNet.project`), so their effective step size is the learning rate.
 - The learning rates of actor and critics fall linearly to zero over the run (`--anneal-lr`).
 - The critics predict a histogram of the value and minimise a cross-entropy. Rewards are scaled to its range.
 - Adam's beta1 is 0.5, alpha begins at 0.01, critics have three layers. The actor takes one step to three of theirs.
