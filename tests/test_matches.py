@@ -193,16 +193,17 @@ def test_three_behaviours_forget_results_of_each_other() -> None:
     layout: Layout = (("red", "a", 1), ("green", "b", 1), ("blue", "c", 1))
     for teams, is_kept in ((layout, False), (layout[:2], True)):
         matches = make_matches(teams, 1)
-        matches.pools["b"].latest.results.append(1.0)
+        matches.pools["b"].latest.record(1.0)
         matches.load_state_dict(matches.state_dict())
         assert list(matches.pools["b"].latest.results) == [1.0]
         matches.give_turn("b")
         again = make_matches(teams, 1)
-        again.pools["b"].latest.results.append(0.5)
+        again.pools["b"].latest.record(0.5)
         again.load_state_dict(matches.state_dict())
         assert again.learner == "b"
         assert list(again.pools["b"].latest.results) == [0.5]
         assert list(matches.pools["b"].latest.results) == ([1.0] if is_kept else [])
+        assert matches.pools["b"].latest.mean_score == (0.75 if is_kept else 0.5)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_prioritized_draws_by_hand(latest_ratio: float) -> None:
     """A mean score p starts with one draw: 1/2, 7/8, 1/8 and 2/3 give (1 - p)^2 of 1/4, 1/64, 49/64, 1/9."""
     pool = make_pool(4, latest_ratio, "prioritized", marks=4)
     for snapshot, results in zip(pool.snapshots, [[], [1.0] * 3, [0.0] * 3, [1.0, 0.5]], strict=True):
-        snapshot.results.extend(results)
+        snapshot.record(*results)
     weights = np.array([1 / 4, 1 / 64, 49 / 64, 1 / 9])
     expected = (1 - latest_ratio) * (0.9 * weights / weights.sum() + 0.1 / 4) + [0, 0, 0, latest_ratio]
     counts = np.bincount([pool.draw().step for _ in range(20_000)], minlength=4)
@@ -103,11 +103,11 @@ def test_prioritized_draws_by_hand(latest_ratio: float) -> None:
 def test_prioritized_draws_forget_old_results() -> None:
     """Only the newest hundred games count, though the first snapshot won a thousand; every chance is above 0."""
     pool = make_pool(2, 0.0, "prioritized", marks=2)
-    pool.snapshots[0].results.extend([0.0] * 1000 + [1.0] * 100)
+    pool.snapshots[0].record(*[0.0] * 1000, *[1.0] * 100)
     chance = 0.9 * (0.5 / 101) ** 2 / ((0.5 / 101) ** 2 + 0.5**2) + 0.1 / 2
     lost = sum(pool.draw().step == 0 for _ in range(20_000))
     assert binom.ppf(1e-4, 20_000, chance) <= lost <= binom.ppf(1 - 1e-4, 20_000, chance)
-    pool.snapshots[1].results.extend([1.0] * 100)  # all are beaten: uniform
+    pool.snapshots[1].record(*[1.0] * 100)  # all are beaten: uniform
     lost = sum(pool.draw().step == 0 for _ in range(2_000))
     assert 900 < lost < 1100
 
@@ -117,7 +117,7 @@ def test_beaten_snapshots_are_drawn_again() -> None:
     """Forty of them had 0.0006 of the draws together, beside one that is even; they now have nearly a tenth."""
     pool = make_pool(41, 0.0, "prioritized", marks=41)
     for snapshot in list(pool.snapshots)[:40]:
-        snapshot.results.extend([1.0] * 100)
+        snapshot.record(*[1.0] * 100)
     drawn = sum(pool.draw().step < 40 for _ in range(20_000))
     assert drawn == pytest.approx(20_000 * (0.1 * 40 / 41 + 0.9 * 0.0039), abs=220)
 
@@ -127,7 +127,7 @@ def test_state_goes_through_a_file() -> None:
     pool = make_pool(4, 0.3, "prioritized", seed=7, marks=6)
     for i, snapshot in enumerate(pool.snapshots):
         snapshot.rating, snapshot.games = 1100.5 + i, 40 * i
-        snapshot.results.extend([i / 4] * 40 * i)
+        snapshot.record(*[i / 4] * 40 * i)
     file = io.BytesIO()
     torch.save(pool.state_dict(), file)
     file.seek(0)
@@ -172,8 +172,10 @@ def test_pool_is_the_end_of_a_list(window: int, latest_ratio: float, sampling: s
             assert max(0, len(model) - window) <= drawn.step < len(model)
             assert latest_ratio < 1 or drawn is pool.latest
             if move != "draw":
-                drawn.results.append(float(move == "win"))
+                drawn.record(float(move == "win"))
                 model[drawn.step][1].append(float(move == "win"))
         assert [(s.step, list(s.results)) for s in pool.snapshots] == model[-window:]
+        expected = [np.mean([0.5, *results]) for _, results in model[-window:]]
+        assert [s.mean_score for s in pool.snapshots] == pytest.approx(expected)
         assert [float(s.weights["mark"]) for s in pool.snapshots] == [step for step, _ in model[-window:]]
         assert pool.latest is pool.snapshots[-1]

@@ -150,7 +150,7 @@ class Matches:
         self.learner_team = np.zeros(num_games, dtype=np.int64)
         self.ghost_steps, self.drawn_at = 0, np.zeros(num_games, dtype=np.int64)
         self.finished: list[tuple[float, float, float]] = []  # score, opponent's rating, age (nan: it has none)
-        self.stacks: dict[str, tuple[list[int], PolicyStack]] = {}
+        self.stacks: dict[str, tuple[np.ndarray, PolicyStack]] = {}
         self.has_warned, self.steps_without_end = False, 0
         self.some_ended, self.has_warned_of_restarts = True, False  # some_ended: a game, since the last reset
         self.scripted: dict[str, SnapshotPool] = {}
@@ -180,6 +180,7 @@ class Matches:
         if behavior != self.learner and len(self.pools) > 2:
             for snapshot in (snapshot for pool in self.rivals.values() for snapshot in pool.snapshots):
                 snapshot.results.clear()
+                snapshot.record()
         self.learner = behavior
         self.rating = self.pools[behavior].latest.rating
         teams = [t for t, b in enumerate(self.behaviors) if b == behavior]
@@ -303,7 +304,7 @@ class Matches:
                 self.rating += change
                 opponent.rating -= change
                 opponent.games += 1
-                opponent.results.append(result)
+                opponent.record(result)
         self.next_game(game)
 
     def cut_games(self, result: TeamStep) -> tuple[TeamStep, np.ndarray]:
@@ -403,8 +404,7 @@ class Matches:
                     rows = by_team[seated].reshape(-1, team.obs_dim)
                     masks, noise = masks.reshape(len(rows), -1), agent.actor.noise(len(rows))
                     if has_snapshots:
-                        in_play, which = np.unique(uids[seated], return_inverse=True)
-                        stack = self._stack(behavior, agent, in_play.tolist())
+                        stack, which = self._stack(behavior, agent, uids[seated])
                         own_actions = stack.act(which.repeat(by_team.shape[2]), rows, masks, noise)
                     else:
                         own_actions = agent.act(rows, masks, noise)
@@ -420,12 +420,18 @@ class Matches:
                 actions[t] = chosen[:, k]
         return actions
 
-    def _stack(self, behavior: str, agent: Any, uids: list[int]) -> PolicyStack:
-        """The snapshots with these uids as a stack. It is kept while the same snapshots play."""
-        if behavior not in self.stacks or self.stacks[behavior][0] != uids:
-            by_uid = {s.uid: s.weights for seats in self.opponents for s in seats if s is not None}
-            self.stacks[behavior] = uids, PolicyStack(agent, [by_uid[uid] for uid in uids])
-        return self.stacks[behavior][1]
+    def _stack(self, behavior: str, agent: Any, uids: np.ndarray) -> tuple[PolicyStack, np.ndarray]:
+        """The stack of the snapshots in play, and the index in it of each uid (n,). It is kept until another plays."""
+        if behavior in self.stacks:
+            known, stack = self.stacks[behavior]  # sorted, so that a search finds the index: faster than `np.unique`
+            which = np.searchsorted(known[:-1], uids)
+            if (known[which] == uids).all():
+                return stack, which
+        known, which = np.unique(uids, return_inverse=True)
+        by_uid = {s.uid: s.weights for seats in self.opponents for s in seats if s is not None}
+        stack = PolicyStack(agent, [by_uid[uid] for uid in known.tolist()])
+        self.stacks[behavior] = known, stack
+        return stack, which
 
     def warn_of_short_swaps(self, game_length: float) -> None:
         """Warns once if `swap_steps` is shorter than a game of `game_length` steps, and so has no effect."""

@@ -37,6 +37,13 @@ class Snapshot:
     """of a scripted player, which has no weights"""
     uid: int = field(default_factory=_uids.__next__)
     """unique number in this process"""
+    mean_score: float = 0.5
+    """mean of the results, with a drawn game added"""
+
+    def record(self, *results: float) -> None:
+        """Adds results of games."""
+        self.results.extend(results)
+        self.mean_score = (sum(self.results) + 0.5) / (len(self.results) + 1.0)
 
 
 class SnapshotPool:
@@ -92,11 +99,10 @@ class SnapshotPool:
         newest = list(self.snapshots)[-math.ceil(self.newest_share * len(self.snapshots)) :]
         if self.sampling == "uniform":
             return newest[self.rng.integers(len(newest))]
-        # mean scores, with one draw added
-        scores = np.array([(sum(s.results) + 0.5) / (len(s.results) + 1.0) for s in newest])
-        priorities = (1.0 - scores) ** 2
-        probabilities = (1.0 - UNIFORM_SHARE) * priorities / priorities.sum() + UNIFORM_SHARE / len(scores)
-        return newest[self.rng.choice(len(scores), p=probabilities)]
+        priorities = (1.0 - np.array([snapshot.mean_score for snapshot in newest])) ** 2
+        probabilities = (1.0 - UNIFORM_SHARE) * priorities / priorities.sum() + UNIFORM_SHARE / len(newest)
+        cdf = probabilities.cumsum()
+        return newest[cdf.searchsorted(self.rng.random() * cdf[-1], side="right")]  # faster than `rng.choice`
 
     def state_dict(self) -> list[dict[str, Any]]:
         """All snapshots in plain containers, for a file."""
@@ -111,4 +117,4 @@ class SnapshotPool:
         for saved in state:
             snapshot = self.add(saved["weights"], saved["step"], saved["rating"])
             snapshot.games, snapshot.name = saved["games"], saved.get("name", "")
-            snapshot.results.extend(saved["results"])
+            snapshot.record(*saved["results"])
