@@ -79,8 +79,8 @@ class Args:
     gamma: float = 0.99  # discount factor
     policy_frequency: int = 3  # at every Nth critic update the actor is updated once
     renorm_warmup: int = 100_000  # a network's first updates use batch normalisation, not renormalisation
-    policy_lr: float = 5e-4  # learning rate of the actor
-    q_lr: float = 5e-4  # learning rate of the critics
+    policy_lr: float = 1e-3  # learning rate of the actor
+    q_lr: float = 1e-3  # learning rate of the critics
     alpha_lr: float = 1e-3  # learning rate of the entropy coefficient
     anneal_lr: bool = True  # the learning rates of actor and critics fall linearly to zero over the run
     alpha: float = 0.01  # entropy coefficient: its initial value, or with --no-autotune its fixed value
