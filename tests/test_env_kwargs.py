@@ -57,8 +57,11 @@ def call(script: ModuleType, *words: str) -> None:
     script.main(script.parse_args(script.Args, [*words, "--no-compile", "--no-cuda"]))
 
 
-def test_a_number_of_steps_that_is_none(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_of_steps_that_is_none(
+    script: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A task may give max_episode_steps another meaning."""
+    monkeypatch.chdir(tmp_path)
     task = ["--env-id", "Wages-v0", "--env-kwargs", '{"max_episode_steps": "7"}', "--vectorization", "native"]
     flags = {
         "ppo_continuous": ["--num-steps", "32", "--num-envs", "1", "--num-minibatches", "2"],

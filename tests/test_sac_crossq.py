@@ -473,6 +473,7 @@ def test_compiling_leaves_the_statistics_alone(monkeypatch: pytest.MonkeyPatch) 
     [
         ("renorm_warmup", -1, "--renorm-warmup takes a number from 0"),
         ("policy_frequency", 0, "--policy-frequency takes a number from 1"),
+        ("batch_size", 1, "--batch-size takes a number from 2"),  # a batch of one is normalised to zeros
         ("gamma", 1.5, "--gamma takes a number from 0 to 1, not 1.5"),
     ],
 )

@@ -540,7 +540,11 @@ def test_demonstrations_are_what_the_policy_did(capsys: pytest.CaptureFixture[st
     agent = sac_continuous.Agent(envs, args)
     sac_continuous.load_model(folder, {"agent": agent})
     with np.load(folder / "demonstrations.npz") as arrays:
-        columns = {name: arrays[name].reshape(200, 3, *arrays[name].shape[1:]) for name in arrays if name != "returns"}
+        columns = {
+            name: arrays[name].reshape(200, 3, *arrays[name].shape[1:])
+            for name in arrays
+            if name not in ("env_id", "returns")
+        }
         returns = arrays["returns"]
     obs, _ = envs.reset(seed=2_000_021)
     for t in range(200):
@@ -613,7 +617,7 @@ def test_a_damaged_byte_of_the_demonstrations(capsys: pytest.CaptureFixture[str]
     for i in range(0, len(contents), 3):
         Path("damaged.npz").write_bytes(contents[:i] + bytes([contents[i] ^ 0xFF]) + contents[i + 1 :])
         try:
-            columns = load_demonstrations("damaged.npz", 3, 1)
+            columns = load_demonstrations("damaged.npz", "Pendulum-v1", 3, 1)
         except SystemExit:
             refused += 1
         else:
@@ -623,7 +627,21 @@ def test_a_damaged_byte_of_the_demonstrations(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.count("error: --demonstrations takes a file") == refused
 
 
-def test_demonstrations_of_ppo() -> None:
+def test_demonstrations_of_another_task(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sizes may agree by chance, so the file names its task; one without a name is taken as it is."""
+    file = make_demonstrations()
+    load_demonstrations(file, "Pendulum-v1", 3, 1)
+    assert capsys.readouterr().err == ""
+    np.savez("named.npz", env_id="Other-v0", **np.load(file))
+    load_demonstrations("named.npz", "Other-v0", 3, 1)
+    assert capsys.readouterr().err == ""
+    load_demonstrations("named.npz", "Pendulum-v1", 3, 1)
+    assert (
+        capsys.readouterr().err == "warning: --demonstrations named.npz is of Other-v0, and the task is Pendulum-v1\n"
+    )
+
+
+def test_demonstrations_of_ppo(capsys: pytest.CaptureFixture[str]) -> None:
     """Its deterministic actions, clipped to [-1, 1] as the task gets them."""
     folder = ppo_continuous.main(ppo_continuous.Args(**TINY_PPO))
     args = ppo_continuous.Args(**TINY_PPO)
@@ -638,6 +656,7 @@ def test_demonstrations_of_ppo() -> None:
         np.testing.assert_allclose(arrays["actions"], agent.policy()(arrays["obs"]).clip(-1.0, 1.0), rtol=1e-5)
         assert 0 < (arrays["actions"] == 1.0).sum() < arrays["actions"].size
     train(streams="gail", demonstrations=str(folder / "demonstrations.npz"))
+    assert "is of" not in capsys.readouterr().err
 
 
 def test_the_seed_determines_demonstrations() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from utils.run import fail, load_model, load_script, one_line, read_args, tell_exception, write_file
+from utils.run import fail, load_model, load_script, one_line, read_args, tell_exception, warn, write_file
 
 MAX_EPISODE_STEPS = 10_000  # an episode is cut off there
 
@@ -20,7 +20,7 @@ def record_demonstrations(folder: Path, num_episodes: int, seed: int) -> None:
     """Plays the deterministic policy of a run of a single-agent script or variant, and writes its transitions.
 
     `folder`/demonstrations.npz then holds obs, final_obs (n, obs_dim), actions (n, action_dim) in [-1, 1], rewards and
-    terminations (n,), and the undiscounted returns (num_episodes,). Exits with one sentence if there is no such policy.
+    terminations (n,), the undiscounted returns (num_episodes,), and env_id.
     """
     script: Any = load_script("--record-demonstrations", folder)
     if not hasattr(script, "step_envs") or hasattr(script, "Memory") or hasattr(script, "Pixels"):
@@ -51,7 +51,7 @@ def record_demonstrations(folder: Path, num_episodes: int, seed: int) -> None:
     names = ("obs", "actions", "rewards", "final_obs", "terminations")
     arrays = {name: np.concatenate(x) for name, x in zip(names, zip(*columns, strict=True), strict=True)}
     contents = io.BytesIO()
-    np.savez_compressed(contents, allow_pickle=False, returns=returns, **arrays)
+    np.savez_compressed(contents, allow_pickle=False, env_id=args.env_id, returns=returns, **arrays)
     path = folder / "demonstrations.npz"
     try:
         write_file(path, contents.getvalue())
@@ -61,12 +61,16 @@ def record_demonstrations(folder: Path, num_episodes: int, seed: int) -> None:
     print(f"{path}: {size}, return {returns.mean():.2f} +/- {returns.std():.2f}")
 
 
-def load_demonstrations(file: str, obs_dim: int, action_dim: int) -> tuple[np.ndarray, ...]:
-    """Reads such a file: obs, actions, rewards, final_obs, terminations; exits with one sentence if it does not fit."""
+def load_demonstrations(file: str, env_id: str, obs_dim: int, action_dim: int) -> tuple[np.ndarray, ...]:
+    """Reads such a file: obs, actions, rewards, final_obs, terminations; exits with one sentence if it does not fit.
+
+    Warns if it is of another task with the same sizes.
+    """
     widths = {"obs": (obs_dim,), "actions": (action_dim,), "rewards": (), "final_obs": (obs_dim,), "terminations": ()}
     try:
         with np.load(file) as arrays:
             columns = {name: np.asarray(arrays[name], dtype=np.float32) for name in widths}
+            recorded = str(arrays["env_id"]) if "env_id" in arrays else env_id  # a file of the user's may have none
         shapes = {name: x.shape for name, x in columns.items()}
         if shapes != {name: (len(columns["obs"]), *width) for name, width in widths.items()}:
             raise ValueError(f"its shapes are {shapes}, and the task has {widths}")
@@ -80,4 +84,6 @@ def load_demonstrations(file: str, obs_dim: int, action_dim: int) -> tuple[np.nd
         fail(
             f"--demonstrations takes a file of --record-demonstrations of the same task, not {file} ({one_line(error)})"
         )
+    if recorded != env_id:
+        warn(f"--demonstrations {file} is of {recorded}, and the task is {env_id}")
     return tuple(columns.values())

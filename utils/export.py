@@ -169,7 +169,11 @@ class PolicyOfPictures(Policy):
 
     def forward(self, obs: Tensor, masks: Tensor | None = None) -> Tensor:
         """Bytes (n, obs_dim) to (n, *shape of an action)."""
-        return self.to_task(self.agent.actor(self.agent.encoder(self.agent.normalize(obs)))[0].tanh())
+        return self.to_task(self.act_on(self.agent.normalize(obs)))
+
+    def act_on(self, pictures: Tensor) -> Tensor:
+        """Pictures as the encoder takes them to actions (n, action_dim) in [-1, 1]."""
+        return self.agent.actor(self.agent.encoder(pictures))[0].tanh()
 
     def examples(self, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Random bytes of n rows."""
@@ -178,9 +182,12 @@ class PolicyOfPictures(Policy):
 
     @torch.no_grad()
     def error(self, play: Play, n: int, rng: np.random.Generator) -> tuple[float, float]:
-        """The same. The limit is TOLERANCE: bytes have no smaller change that could show the effect of rounding."""
+        """The same. Bytes have no last bit, so rounding is that of the last bit of normalised pictures."""
         inputs = self.examples(n, rng)
-        return self.difference(play(inputs)[0], self.act(inputs["obs"], np.ones((n, 0), dtype=bool))), TOLERANCE
+        pictures = self.agent.normalize(torch.as_tensor(inputs["obs"]))
+        rounding = self.act_on(pictures.nextafter(torch.tensor(torch.inf))) - self.act_on(pictures)
+        expected = self.act(inputs["obs"], np.ones((n, 0), dtype=bool))
+        return self.difference(play(inputs)[0], expected), error_limit(abs(rounding.numpy()))
 
 
 def load_single(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy]]:

@@ -93,7 +93,7 @@ class Args:
 LIMITS = {
     "gamma": (0, 1),
     "eval_episodes num_envs": (1, 100_000),
-    "batch_size": (1, 10_000_000),
+    "batch_size": (2, 10_000_000),
     "total_timesteps buffer_size policy_frequency log_freq": (1, 1e12),
     "eval_freq checkpoint_freq learning_starts updates_per_step renorm_warmup": (0, 1e12),
     "policy_lr q_lr alpha_lr target_entropy_scale": (0, 1e12),

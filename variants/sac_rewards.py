@@ -653,7 +653,7 @@ def main(args: Args) -> Path:
     sources = [buffer]  # of a minibatch
     if args.demonstrations:
         args.demonstrations = str(Path(args.demonstrations).resolve())  # a resumed run may stand in another folder
-        demonstrations = load_demonstrations(args.demonstrations, obs_dim, action_dim)
+        demonstrations = load_demonstrations(args.demonstrations, args.env_id, obs_dim, action_dim)
         sources.append(ReplayBuffer(len(demonstrations[0]), obs_dim, action_dim, device))
         sources[1].add(*demonstrations, demonstrations[3])
     counters = {"num_updates": 0}  # a dict, which checkpoints save and load
