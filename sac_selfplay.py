@@ -602,13 +602,13 @@ def main(args: Args) -> Path:
     """Trains, or evaluates a trained model with --evaluate; returns the run folder."""
     prepare(args, LIMITS)
     check_opponents(args)
+    torch.set_flush_denormal(True)  # subnormal averages in Adam are slow; --evaluate must round as training does
     if args.evaluate is not None:
         evaluate_run(args, make_env, load_run, main)
         return args.evaluate
 
     # --- seeds and device ---
     random.seed(args.seed), np.random.seed(args.seed), torch.manual_seed(args.seed)
-    torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
     # --- environments, networks, storage ---

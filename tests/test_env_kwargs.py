@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from conftest import Train, read_scalars
 from gymnasium.spaces import Box
 
@@ -36,12 +37,22 @@ class Paying(gym.Env[np.ndarray, np.ndarray]):
         return np.zeros(2, np.float32), self.wage, self.step_count == 4, False, {}
 
 
+class Vanishing(Paying):
+    """Pays 1 in each step but the last, where a subnormal number is zero if these are flushed."""
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Pays as long as there is something left."""
+        obs, _, *rest = super().step(action)
+        return obs, float(1e-300 * 0.01**self.step_count > 0.0), *rest
+
+
 def many(num_envs: int, max_episode_steps: str) -> gym.vector.VectorEnv[Any, Any, Any]:
     """A vector environment with an argument of its own."""
     return gym.vector.SyncVectorEnv([Paying] * num_envs, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
 
 gym.register("Paying-v0", entry_point="test_env_kwargs:Paying")
+gym.register("Vanishing-v0", entry_point="test_env_kwargs:Vanishing")
 gym.register("Wages-v0", vector_entry_point="test_env_kwargs:many")
 FAST: dict[str, dict[str, Any]] = {"ppo_continuous": {}, "sac_continuous": {"updates_per_step": 0.1}}
 TASK = {"env_id": "Paying-v0", "env_kwargs": '{"wage": 2.5}', "num_envs": 2}
@@ -87,6 +98,16 @@ def test_env_kwargs_reach_the_task(
     capsys.readouterr()
     call(script, "--evaluate", str(folder))
     assert "evaluation: return 10.00 +/- 0.00, length 4.0" in capsys.readouterr().out
+
+
+def test_evaluate_rounds_as_training_does(script: ModuleType, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both flush subnormal numbers, also in the code of the task."""
+    folder = train(script, **FAST[script.__name__], env_id="Vanishing-v0", num_envs=2)
+    assert returns(folder, "charts/episodic_return") == returns(folder, "eval/return_mean") == {3.0}
+    torch.set_flush_denormal(False)
+    capsys.readouterr()
+    call(script, "--evaluate", str(folder))
+    assert "evaluation: return 3.00 +/- 0.00" in capsys.readouterr().out
 
 
 def test_env_kwargs_of_a_run_stay(script: ModuleType, train: Train, capsys: pytest.CaptureFixture[str]) -> None:

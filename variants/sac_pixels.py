@@ -613,6 +613,7 @@ def main(args: Args) -> Path:
     """Trains, or evaluates a trained model with --evaluate; returns the run folder."""
     prepare(args, LIMITS)
     check_args(args)
+    torch.set_flush_denormal(True)  # subnormal averages in Adam are slow; --evaluate must round as training does
     if args.evaluate is not None:
         agent = Agent(make_envs(args, 1), args)
         load_model(args.evaluate, {"agent": agent})
@@ -621,7 +622,6 @@ def main(args: Args) -> Path:
 
     # --- seeds and device ---
     random.seed(args.seed), np.random.seed(args.seed), torch.manual_seed(args.seed)
-    torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
     # --- environments, networks, storage ---

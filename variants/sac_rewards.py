@@ -627,6 +627,7 @@ def main(args: Args) -> Path:
     """Trains, or evaluates a trained model with --evaluate; returns the run folder."""
     prepare(args, LIMITS)
     check_args(args)
+    torch.set_flush_denormal(True)  # subnormal averages in Adam are slow; --evaluate must round as training does
     if args.record_demonstrations is not None:
         record_demonstrations(args.record_demonstrations, args.eval_episodes, args.seed)
         return args.record_demonstrations
@@ -638,7 +639,6 @@ def main(args: Args) -> Path:
 
     # --- seeds and device ---
     random.seed(args.seed), np.random.seed(args.seed), torch.manual_seed(args.seed)
-    torch.set_flush_denormal(True)  # Adam's averages of zero gradients would become subnormal, which is slow
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
     # --- environments, networks, storage ---

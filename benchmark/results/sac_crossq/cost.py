@@ -1,8 +1,11 @@
-"""Processor time of an update of two scripts, measured in turn: `python cost.py`, with OMP_NUM_THREADS=1.
+"""Processor time of an update of two scripts on two tasks, measured in turn; writes `cost.csv` beside this file.
+
+    OMP_NUM_THREADS=1 python benchmark/results/sac_crossq/cost.py
 
 On a machine that other programs use, too, only the ratio says something.
 """
 
+import csv
 import statistics
 import sys
 import time
@@ -14,13 +17,13 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-SCRIPTS, ROUNDS, UPDATES = ("sac_continuous", "variants.sac_crossq"), 10, 60
+SCRIPTS, TASKS, ROUNDS, UPDATES = ("sac_continuous", "variants.sac_crossq"), ("Hopper-v5", "HalfCheetah-v5"), 10, 60
 
 
-def make_updates(name: str) -> Callable[[int], float]:
-    """A function that makes updates of a script on Hopper-v5, and returns their mean processor time in ms."""
+def make_updates(name: str, task: str) -> Callable[[int], float]:
+    """A function that makes updates of a script on a task, and returns their mean processor time in ms."""
     script: Any = import_module(name)
-    args = script.Args(env_id="Hopper-v5")
+    args = script.Args(env_id=task)
     envs = script.make_envs(args, 1)
     agent = script.Agent(envs, args)
     obs_dim, action_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
@@ -46,9 +49,14 @@ def make_updates(name: str) -> Callable[[int], float]:
 
 if __name__ == "__main__":
     torch.set_flush_denormal(True)
-    updates = [make_updates(name) for name in SCRIPTS]
-    rounds = [[run(UPDATES) for run in updates] for _ in range(ROUNDS + 1)][1:]
-    for name, times in zip(SCRIPTS, zip(*rounds, strict=True), strict=True):
-        print(f"{name}: median {statistics.median(times):.1f} ms, {min(times):.1f} to {max(times):.1f} ms")
-    ratios = [second / first for first, second in rounds]
-    print(f"ratio: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
+    rows = []
+    for task in TASKS:
+        updates = [make_updates(name, task) for name in SCRIPTS]
+        rounds = [[run(UPDATES) for run in updates] for _ in range(ROUNDS + 1)][1:]
+        rows += [[task, *(f"{time:.2f}" for time in times)] for times in rounds]
+        for name, times in zip(SCRIPTS, zip(*rounds, strict=True), strict=True):
+            print(f"{task}, {name}: median {statistics.median(times):.1f} ms, {min(times):.1f} to {max(times):.1f} ms")
+        ratios = [second / first for first, second in rounds]
+        print(f"{task}, ratio: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
+    with Path(__file__).with_name("cost.csv").open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([["task", *SCRIPTS], *rows])
