@@ -42,8 +42,8 @@ class Vanishing(Paying):
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Pays as long as there is something left."""
-        obs, _, *rest = super().step(action)
-        return obs, float(1e-300 * 0.01**self.step_count > 0.0), *rest
+        obs, _, termination, truncation, info = super().step(action)
+        return obs, float(1e-300 * 0.01**self.step_count > 0.0), termination, truncation, info
 
 
 def many(num_envs: int, max_episode_steps: str) -> gym.vector.VectorEnv[Any, Any, Any]:
