@@ -164,11 +164,13 @@ case $1 in
             --grey --action-repeat 8 --total-timesteps 40000 --eval-freq 1250 --checkpoint-freq 2500 --no-cuda
         report sac_cartpole sweeps/sac_cartpole
         ;;
-    sac_crossq) # SAC without target networks beside SAC and the published curves; nine hours of one core
-        for script in variants/sac_crossq sac_continuous; do
-            sweep --script "$repository/$script.py" --folder "sweeps/$(basename $script)_100k" --seeds 101 102 103 --workers "${workers:-2}" \
+    sac_crossq) # SAC without target networks beside SAC and the published curves; sixteen hours of one core
+        crossq() { # script, seeds
+            sweep --script "$repository/$1.py" --folder "sweeps/$(basename "$1")_100k" --seeds "${@:2}" --workers "${workers:-2}" \
                 --env-ids HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 -- --total-timesteps 100000 --eval-freq 5000 --no-cuda
-        done
+        }
+        crossq variants/sac_crossq 114 115 116
+        crossq sac_continuous 101 102 103
         report sac_crossq sweeps/sac_{crossq,continuous}_100k \
             --published "$repository/benchmark/published_curves.csv" --published-algorithms crossq sac
         ;;
