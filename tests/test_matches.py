@@ -272,6 +272,7 @@ def test_results_and_ratings_by_hand() -> None:
     matches.finish(2, game_scores(np.array([0.1, 0.0])))
     assert (matches.rating, c.rating) == pytest.approx((1184, 1216))
     assert [(s.games, list(s.results)) for s in (a, b, c)] == [(1, [1.0]), (1, [0.5]), (1, [0.0])]
+    assert [s.mean_score for s in (a, b, c)] == [0.75, 0.5, 0.25]  # of two games, one of them drawn
 
 
 def test_games_that_end_in_one_step_keep_their_own_results() -> None:
