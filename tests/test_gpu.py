@@ -37,6 +37,12 @@ FLAGS = {
     "sac_selfplay": f"{SELFPLAY} --learning-starts 64 --updates-per-step 0.1",
 }
 
+VARIANTS = [("sac_value_network", 2), ("sac_rewards", 2), ("sac_crossq", 2), ("sac_recurrent", 0), ("sac_pixels", 0)]
+VARIANT_FLAGS = {
+    "sac_rewards": ["--streams", "extrinsic,curiosity,rnd"],
+    "sac_pixels": ["--frame-size", "20", "--grey"],
+}
+
 
 def words_of(name: str) -> list[str]:
     """Of a small run of a script that uses the GPU and compiles, as it does by default; without its length."""
@@ -60,6 +66,23 @@ def test_train_and_resume(name: str, tmp_path: Path) -> None:
     script, resume = words_of(name)[0], ["--resume", str(folder), "--total-timesteps"]
     for total, extra, device in (("2048", [], DEVICE), ("3072", ["--no-cuda", "--no-compile"], "cpu")):
         resumed = run([script, *resume, total, *extra], tmp_path)
+        assert resumed.returncode == 0, resumed.stderr
+        assert f"steps on {device}" in resumed.stdout
+        assert "resuming from step" in resumed.stdout
+
+
+@pytest.mark.parametrize(("name", "num_compiled"), VARIANTS)
+def test_variants_train_and_resume(name: str, num_compiled: int, tmp_path: Path) -> None:
+    """On the GPU, and then on the CPU."""
+    words = [*VARIANT_FLAGS.get(name, []), *words_of("sac_continuous")[1:]]
+    script = str(ROOT / f"variants/{name}.py")
+    first = run([script, *words, "600"], tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert f"steps on {DEVICE}" in first.stdout
+    assert first.stdout.count("compiled it in") == num_compiled, first.stderr
+    folder = run_of(tmp_path)
+    for total, extra, device in (("800", [], DEVICE), ("1000", ["--no-cuda"], "cpu")):
+        resumed = run([script, "--resume", str(folder), "--total-timesteps", total, *extra], tmp_path)
         assert resumed.returncode == 0, resumed.stderr
         assert f"steps on {device}" in resumed.stdout
         assert "resuming from step" in resumed.stdout
