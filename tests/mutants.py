@@ -379,7 +379,11 @@ MUTANTS = [
         POOL_TESTS,
     ),
     Mutant(
-        POOL, "priorities = (1.0 - scores) ** 2", "priorities = scores**2", "priority of beaten snapshots", POOL_TESTS
+        POOL,
+        "(1.0 - np.array([snapshot.mean_score for snapshot in newest])) ** 2",
+        "np.array([snapshot.mean_score for snapshot in newest]) ** 2",
+        "priority of beaten snapshots",
+        POOL_TESTS,
     ),
     Mutant(POOL, "value.detach().clone()", "value.detach()", "snapshots share the learner's weights", POOL_TESTS),
     # --- matches ---
