@@ -191,17 +191,13 @@ def published_error(row: dict[str, str]) -> float:
     return float(student_half(float(row["std"]), int(row["seeds"]))) if has_interval else 0.0
 
 
-def draw_published(axes: Axes, task: str, rows: list[dict[str, str]]) -> None:
-    """Published curves of a task in whichever version: means, with the interval if standard deviation and seeds are
-    given.
-    """
+def draw_published(axes: Axes, rows: list[dict[str, str]]) -> None:
+    """Published curves of one task: means, with the interval if standard deviation and seeds are given."""
     curves: dict[tuple[str | None, ...], list[dict[str, str]]] = defaultdict(list)
     for row in rows:  # two papers, or two protocols, are two curves
         curves[tuple(row.get(column) for column in ("algorithm", "source", "env_version", "protocol"))].append(row)
     for i, own in enumerate(curves.values()):
-        curve = sorted((row for row in own if row["env"] == task), key=lambda x: int(x["env_steps"]))
-        if not curve:
-            continue
+        curve = sorted(own, key=lambda row: int(row["env_steps"]))
         first = curve[0]
         x, y = ([float(row[column]) for row in curve] for column in ("env_steps", "mean"))
         errors = [published_error(row) for row in curve]
@@ -266,7 +262,7 @@ def draw(
         behind = [row for row in published if row["env"] == task] if panel_key == RETURN and not over_time else []
         ends = [run.curves[key][-1, 0] for exp_name, key in curves for run in groups[env_id, exp_name]]
         behind = in_reach(behind, max(ends))
-        draw_published(axes, task, behind)
+        draw_published(axes, behind)
         for exp_name, key in curves:
             draw_curve(axes, groups[env_id, exp_name], key, look, over_time)
         values = [run.curves[key][:, 2] for exp_name, key in curves for run in groups[env_id, exp_name]]

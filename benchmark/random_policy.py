@@ -56,7 +56,7 @@ def main(env_ids: list[str]) -> None:
     for env_id in env_ids:
         try:
             returns = measure(env_id)
-        except gym.error.Error as error:
+        except (gym.error.Error, ImportError) as error:
             fail(f"the words take tasks of Gymnasium, and {env_id} is none: {error}")
         values = f"{returns.mean():.5g}", f"{returns.std(ddof=1):.5g}", str(len(returns)), gym.__version__
         rows[env_id] = {"task": env_id} | dict(zip(("mean", "std", "episodes", "gymnasium"), values, strict=True))

@@ -22,6 +22,8 @@ import numpy as np
 import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from benchmark import fail
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPTS = {"sac_continuous.py": [], "variants/sac_ray.py": ["--num-workers", "1"]}
 PARTS = ("program", "RolloutWorker", "Shard", "ParameterServer", "Tester", "other")
@@ -86,6 +88,8 @@ def measure(args: Args, script: str, extra: list[str]) -> list[float]:
 
 def main(args: Args, extra: list[str]) -> None:
     """Prints the table, row by row."""
+    if args.steps < args.warmup:
+        fail(f"--steps takes a number from --warmup ({args.warmup}), not {args.steps}")
     writer = csv.writer(sys.stdout)
     writer.writerow(["script", "round", "steps_per_second", *(f"{part}_ms" for part in PARTS)])
     for i in range(args.rounds):

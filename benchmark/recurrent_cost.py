@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmark import fail
+
 WARM_UP, NUM_UPDATES = 40, 160
 
 
@@ -63,4 +65,6 @@ def main(names: list[str], words: list[str]) -> None:
 
 if __name__ == "__main__":
     modules = [word for word in sys.argv[1:] if word.startswith("variants.")]
+    if not modules:
+        fail("the first words take modules such as variants.sac_recurrent")
     main(modules, sys.argv[1 + len(modules) :])

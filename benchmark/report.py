@@ -25,10 +25,10 @@ import csv
 import os
 import re
 import shlex
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -64,6 +64,7 @@ from benchmark.statistics import (
     probability_of_improvement,
     student_interval,
 )
+from utils.errors import keep_printing
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PUBLISHED = Path(__file__).parent / "published_returns.csv"
@@ -309,14 +310,10 @@ def write_page(path: Path, text: str) -> None:
 def cross_play_tables(groups: Groups, num_games: int, output: Path, formats: Sequence[str]) -> list[str]:
     """Lets the final policies of each self-play experiment play each other, by most likely actions; Markdown tables.
 
-    Exits with one sentence if no self-play experiment has two runs, or their policies cannot meet.
+    Exits with one sentence if no self-play experiment has two runs.
     """
-    from functools import partial
-
-    from benchmark.selfplay import (
-        check_one_game,
-        script_of,
-    )  # loads PyTorch and the scripts, which nothing else here needs
+    # These load PyTorch and the scripts, which nothing else here needs.
+    from benchmark.selfplay import check_one_game, script_of
     from utils.cross_play import cross_play
     from utils.evaluation import current_players
 
@@ -329,7 +326,7 @@ def cross_play_tables(groups: Groups, num_games: int, output: Path, formats: Seq
         script = script_of(group[0].folder)
         players = []
         for run in group:
-            agents, _, args = script.load_run(run.folder, "cross-play")
+            agents, _, args = script.load_run(run.folder, "RUNS")
             env = script.make_env(args, 1)
             players += current_players(env, agents, f"seed {run.seed}")
             env.close()
@@ -377,6 +374,7 @@ def read_published(args: Args) -> list[dict[str, str]]:
 
 def main(args: Args) -> None:
     """Reads the runs, prints the report, and writes its files."""
+    keep_printing()
     try:
         args.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -426,10 +424,7 @@ def main(args: Args) -> None:
         write_page(args.output / "README.md", text)
     except OSError as error:
         fail(f"--output takes a folder that can be written to: {error}")
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # a reader such as `head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(text)
 
 
 if __name__ == "__main__":

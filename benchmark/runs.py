@@ -26,17 +26,9 @@ from benchmark.statistics import interquartile_mean
 RETURN, TRAINING_RETURN = "eval/return_mean", "charts/episodic_return"
 KEYS = re.compile(rf"{RETURN}|{TRAINING_RETURN}|eval/.+_score_vs_.+|selfplay/rating_.+")
 # arguments in which runs may differ: what is learned depends on none of them but the seed
-MAY_DIFFER = {"seed", "eval_freq", "cross_play_games", "cross_play_snapshots", "evaluate", "against", "resume", "cuda"}
-MAY_DIFFER |= {
-    "wandb_project_name",
-    "wandb_entity",
-    "capture_video",
-    "save_model",
-    "upload_model",
-    "hf_entity",
-    "track",
-}
-MAY_DIFFER |= {"compile"}
+MAY_DIFFER = {"seed", "cuda", "compile", "eval_freq", "log_freq", "cross_play_games", "cross_play_snapshots"}
+MAY_DIFFER |= {"evaluate", "against", "resume", "capture_video", "save_model", "upload_model", "hf_entity"}
+MAY_DIFFER |= {"track", "wandb_project_name", "wandb_entity"}
 STOPPED = ", stopped and resumed"  # behind the command of a run
 
 
@@ -54,7 +46,7 @@ class Run:
     curves: dict[str, np.ndarray]
     """by TensorBoard key: (points, 3), the columns being environment steps, seconds of training and value"""
     args: Mapping[str, Any]
-    """all arguments, these four among them"""
+    """all arguments, these four among them; empty without a folder"""
     device: str = ""
     commit: str = ""
     sources: str = ""
@@ -93,10 +85,9 @@ def read_curves(folder: Path) -> dict[str, np.ndarray]:
     points: list[tuple[str, int, float, float]] = []
     for events in sorted(filter(None, parts), key=lambda events: events[0].wall_time):
         scalars = [(event, value) for event in events for value in event.summary.value if KEYS.fullmatch(value.tag)]
-        starts = [event.step for event in events if event.HasField("session_log")]  # SummaryWriter's purge_step
-        first_step = min(starts + [event.step for event, _ in scalars], default=float("inf"))
+        first_step = min((event.step for event, _ in scalars), default=float("inf"))
         again = {(value.tag, event.step) for event, value in scalars}  # an evaluation may be all that is done again
-        points = [x for x in points if x[1] < first_step or (x[1] == first_step and not starts and x[:2] not in again)]
+        points = [x for x in points if x[1] < first_step or (x[1] == first_step and x[:2] not in again)]
         start = events[0].wall_time - max((seconds for _, _, seconds, _ in points), default=0.0)
         points += [(value.tag, event.step, event.wall_time - start, value.simple_value) for event, value in scalars]
     curves = defaultdict(list)

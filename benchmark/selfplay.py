@@ -28,6 +28,7 @@ from benchmark import fail
 from benchmark.runs import Run, mixture_notes, notes_on, read_all, write_csv
 from benchmark.statistics import crossed_interval, student_interval
 from utils.cross_play import pairs_with_others, play_pairs
+from utils.errors import keep_printing
 from utils.evaluation import current_players, evaluate_run, find_difference
 from utils.run import load_script
 
@@ -158,7 +159,7 @@ def print_scores(args: Scores) -> None:
         table: dict[str, list[list[Any]]] = defaultdict(list)
         for run in runs:
             script = script_of(run.folder)
-            agents, pools, run_args = script.load_run(run.folder, "evaluate")
+            agents, pools, run_args = script.load_run(run.folder, "RUNS")
             run_args.eval_games, run_args.seed, run_args.deterministic = args.games, run_args.seed + 5_000_000, True
             metrics, first = script.evaluate(agents, run_args), first_times(run)
             for behavior, agent in agents.items():
@@ -191,7 +192,7 @@ def print_versus(args: Versus) -> None:
     folders = [run.folder for runs in groups.values() for run in runs]
     check_one_game(folders)
     script = script_of(folders[0])
-    loaded = {folder: script.load_run(folder, "runs") for folder in folders}
+    loaded = {folder: script.load_run(folder, "RUNS") for folder in folders}
     print("| actions | experiment | against | score [95%] |\n|---|---|---|---|")
     for (ours, theirs), actions in itertools.product(itertools.combinations(groups, 2), args.actions):
         runs = [run.folder for run in groups[ours] + groups[theirs]]
@@ -234,7 +235,7 @@ def print_exploitability(args: Exploitability) -> None:
                 script = script_of(run.folder)
                 own = {"evaluate": run.folder, "exploitability": args.steps, "policy": policy, "eval_games": args.games}
                 own["initialize_from"] = str(run.folder) if args.weights == "own" else None
-                run_args = replace(script.load_run(run.folder, "runs")[2], **own)
+                run_args = replace(script.load_run(run.folder, "RUNS")[2], **own, capture_video=False)
                 scores = evaluate_run(run_args, script.make_env, script.load_run, script.main)
                 for behavior, score in scores.items():
                     mean = f"{score.mean():.4f}"
@@ -255,11 +256,16 @@ def print_exploitability(args: Exploitability) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path.cwd()))
+    keep_printing()
     command = tyro.cli(
         Annotated[Scores, tyro.conf.subcommand("scores")]
         | Annotated[Versus, tyro.conf.subcommand("versus")]
-        | Annotated[Exploitability, tyro.conf.subcommand("exploitability")]
+        | Annotated[Exploitability, tyro.conf.subcommand("exploitability")],
+        prog="python -m benchmark.selfplay",
     )
+    for name in ("games", "steps"):
+        if getattr(command, name, 1) < 1:
+            fail(f"--{name} takes a number from 1, not {getattr(command, name)}")
     if command.csv is not None:
         try:  # before the games, which may take hours
             command.csv.parent.mkdir(parents=True, exist_ok=True)

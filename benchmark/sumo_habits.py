@@ -12,11 +12,12 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
+from benchmark import fail
+from benchmark.selfplay import check_one_game, script_of
 from utils.cross_play import play
 from utils.elo import game_scores
 from utils.evaluation import load_players
 from utils.games import DT, Sumo
-from utils.run import load_script
 
 SECOND = round(1 / DT)  # steps
 
@@ -26,9 +27,8 @@ class WatchedSumo(Sumo):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.pushes: list[
-            np.ndarray
-        ] = []  # (2, num_games): forces in the discs' own frames, the x-axis towards the other
+        # (2, num_games): forces in the discs' own frames, the x-axis towards the other
+        self.pushes: list[np.ndarray] = []
         self.gaps: list[np.ndarray] = []  # (num_games,): between the two discs
         self.margins: list[np.ndarray] = []  # (2, num_games): from each disc's centre to the ring
 
@@ -49,8 +49,11 @@ def main(
 ) -> None:
     """Plays the games, half of them on either side, and prints a table."""
     players = []
+    check_one_game([first, second])
     for folder in (first, second):
-        agents, pools, args = load_script("sumo_habits", folder).load_run(folder, "evaluate")
+        agents, pools, args = script_of(folder).load_run(folder, "RUNS")
+        if args.env_id != "sumo":
+            fail(f"RUNS takes runs of sumo, and {folder} is a run of {args.env_id}")
         players += load_players(folder, pools, [("sumo",)], "last", str(folder))
     env = WatchedSumo(games, **json.loads(args.env_kwargs))
     on_left = np.arange(games) % 2 == 0  # where the first run plays

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -213,3 +214,14 @@ def test_the_study_with_box_actions_can_be_made_again(tmp_path: Path) -> None:
     ]
     assert last.startswith("-m benchmark.selfplay exploitability sweeps/ppo_box_")
     assert (study / "box.csv").exists()
+
+
+@pytest.mark.parametrize("flag", ["--games", "--steps"])
+def test_numbers_below_one_are_refused(flag: str, tmp_path: Path) -> None:
+    """Without games there are no scores; without steps the run's own table would be played again."""
+    words = ["-m", "benchmark.selfplay", "exploitability", "run", "--csv", str(tmp_path / "scores.csv"), flag, "0"]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, f"error: {flag} takes a number from 1, not 0\n")
+    assert not list(tmp_path.iterdir())

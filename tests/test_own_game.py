@@ -81,6 +81,22 @@ def test_scores_in_the_other_game_of_the_page(tmp_path: Path, monkeypatch: pytes
     assert scores.mean() == pytest.approx(0.75, abs=0.07)
 
 
+def test_the_changed_game_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sumo but for its rewards."""
+    (tmp_path / "hurried.py").write_text(GAMES[2])
+    monkeypatch.chdir(tmp_path)
+    games = [make_team_env(name, 3) for name in ("sumo", "hurried:Hurried")]
+    for game in games:
+        game.reset(0)
+    for _ in range(200):
+        actions = [games[0].scripted_actions("random", team) for team in (0, 1)]
+        plain, changed = (game.step(actions) for game in games)
+        for ours, theirs in zip(plain.rewards, changed.rewards, strict=True):
+            np.testing.assert_allclose(theirs, ours - 0.001, rtol=0, atol=1e-7)
+        np.testing.assert_array_equal(plain.scores, changed.scores)
+        assert all(np.array_equal(*obs) for obs in zip(plain.obs, changed.obs, strict=True))
+
+
 @pytest.mark.slow
 def test_the_other_game_of_the_page_is_learned(tmp_path: Path) -> None:
     """By the page's command, in a folder that has the scripts and the game."""

@@ -22,7 +22,7 @@ from conftest import Train
 from matplotlib.container import ErrorbarContainer
 from matplotlib.lines import Line2D
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
@@ -77,12 +77,10 @@ THEIRS = np.array(
 Point = tuple[float, int, str, float]  # wall time, step, key, value
 
 
-def write_events(path: Path, start: float, points: Iterable[Point], purge_step: int | None = None) -> None:
+def write_events(path: Path, start: float, points: Iterable[Point]) -> None:
     """An event file as SummaryWriter writes it, with wall times of one's own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     events = [Event(wall_time=start, file_version="brain.Event:2")]
-    if purge_step is not None:
-        events.append(Event(wall_time=start, step=purge_step, session_log=SessionLog(status=SessionLog.START)))
     for wall_time, step, key, value in points:
         events.append(
             Event(wall_time=wall_time, step=step, summary=Summary(value=[{"tag": key, "simple_value": value}]))
@@ -364,28 +362,24 @@ def test_curves_are_those_of_tensorboard(tmp_path: Path) -> None:
         np.testing.assert_allclose(curve, expected)
 
 
-@pytest.mark.parametrize("purge_step", [None, 25])
 @pytest.mark.parametrize("names", [("1", "2"), ("2", "1")])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_resumed_run_is_one_curve(
-    tmp_path: Path, purge_step: int | None, names: tuple[str, str], order: tuple[int, int]
-) -> None:
+def test_resumed_run_is_one_curve(tmp_path: Path, names: tuple[str, str], order: tuple[int, int]) -> None:
     """What came after the checkpoint counts once, as the last part has it, and neither pauses nor what was lost take
     time.
 
-    With SummaryWriter's purge_step, the steps from there on are lost; without it, those from the first new point on.
     Parts are told by their clocks, not by the names or ages of files.
     """
     key, other = "eval/return_mean", "charts/episodic_return"
     first = [(1001.0, 10, key, 1.0), (1002.0, 20, key, 2.0), (1003.0, 30, key, -3.0), (1004.0, 40, other, -4.0)]
-    second = [(5002.0, 40 if purge_step else 30, key, 4.0)]
-    parts = [(1000.0, first, None), (5000.0, second, purge_step)]
+    second = [(5002.0, 30, key, 4.0)]
+    parts = [(1000.0, first), (5000.0, second)]
     for i in order:
         write_events(tmp_path / f"events.out.tfevents.{names[i]}", *parts[i])
     write_events(tmp_path / "events.out.tfevents.3", 9000.0, [])
     curves = read_curves(tmp_path)
     assert list(curves) == [key]
-    assert curves[key].tolist() == [[10, 1.0, 1.0], [20, 2.0, 2.0], [40 if purge_step else 30, 4.0, 4.0]]
+    assert curves[key].tolist() == [[10, 1.0, 1.0], [20, 2.0, 2.0], [30, 4.0, 4.0]]
 
 
 def test_truncated_file_is_read_to_its_last_whole_record(tmp_path: Path) -> None:

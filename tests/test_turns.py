@@ -15,6 +15,7 @@ import torch
 from conftest import Train
 from toy_policies import make_pool
 
+import ppo_selfplay
 import sac_selfplay
 from utils.games import Pursuit, Sumo
 from utils.matches import Matches, behavior_args, start_matches, turn_ends
@@ -251,6 +252,20 @@ def test_a_behaviour_that_cannot_learn_is_told(capsys: Capture) -> None:
     update = "--learning-starts 400 leaves pursuers without an update: it learns in 400 game steps of the run"
     assert capsys.readouterr().err == f"warning: {update}\n"
     start_matches(dict.fromkeys(agents, args), env, agents, total_steps=1260, stride=8)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("env_id", "warns"), [("sumo", True), ("pursuit", False)])
+def test_a_learner_without_past_selves_is_told(env_id: str, warns: bool, capsys: Capture) -> None:
+    """In pursuit each turn ends with a snapshot."""
+    args = ppo_selfplay.Args(env_id=env_id, num_games=8, save_steps=4000)
+    env = ppo_selfplay.make_env(args, args.num_games)
+    agents = {team.behavior: ppo_selfplay.Agent(team, args) for team in env.teams}
+    only = "--save-steps 4,000 leaves the learner no past self but its initial policy: it makes 4,000 steps in the run"
+    start_matches(dict.fromkeys(agents, args), env, agents, total_steps=4000, stride=8)
+    assert capsys.readouterr().err == f"warning: {only}\n" * warns
+    pools = start_matches(dict.fromkeys(agents, args), env, agents, total_steps=4008, stride=8).pools
+    start_matches(dict.fromkeys(agents, args), env, agents, total_steps=4000, stride=8, rivals=pools)
     assert capsys.readouterr().err == ""
 
 

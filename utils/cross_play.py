@@ -207,9 +207,8 @@ def play_pairs(
     env = make_env(min(total, MAX_GAMES))
     scores = np.full((most, total), np.nan)
     for k in range(most):
-        own = [
-            side[k % len(side)] for side in sides
-        ]  # a first player with fewer sides repeats one, which is not counted
+        # A first player with fewer sides repeats one, which is not counted.
+        own = [side[k % len(side)] for side in sides]
         counts = np.array([k < len(side) for side in sides]).repeat(num_seeds)
         rows = [[i if u in side else j for u in range(num_teams)] for (i, j), side in zip(pairs, own, strict=True)]
         seats, first = np.array(rows).repeat(num_seeds, axis=0), np.array([side[0] for side in own]).repeat(num_seeds)

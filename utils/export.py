@@ -42,7 +42,7 @@ def error_limit(act: Callable[[np.ndarray], np.ndarray], obs: np.ndarray, rng: n
     take differences would hide most of the change.
     """
     expected = act(obs)
-    nudged = (np.nextafter(obs, rng.choice(np.float32([-np.inf, np.inf]), obs.shape)) for _ in range(10))
+    nudged = (np.nextafter(obs, rng.choice(np.array([-np.inf, np.inf], np.float32), obs.shape)) for _ in range(10))
     rounding = max(float(abs(act(x) - expected).max()) for x in nudged)
     return min(MAX_TOLERANCE, max(TOLERANCE, 10.0 * rounding))
 

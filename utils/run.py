@@ -8,7 +8,8 @@ Nothing in this file decides what is learned. A script hands its parts to `Run` 
             run.log(metrics, global_step + stride)
         run.log(evaluate(...), total_steps)
 
-`Run` writes only into the run folder: args.json, TensorBoard events, checkpoint.* and lock, model.pt, videos/.
+`Run` writes only into the run folder: args.json, TensorBoard events, checkpoint.* and lock, model.pt, videos/,
+and README.md (the model card) and wandb/ if they are asked for.
 """
 
 import atexit
@@ -65,11 +66,8 @@ except ModuleNotFoundError as error:
 
 ArgsT = TypeVar("ArgsT")
 CHECKPOINT_FORMAT = 5  # increases when older checkpoints can no longer be read
-FACTS: dict[str, Any] = {
-    "global_step": int,
-    "total_steps": int,
-    "is_finished": bool,
-}  # of a checkpoint, beside its parts
+# of a checkpoint, beside its parts
+FACTS: dict[str, Any] = {"global_step": int, "total_steps": int, "is_finished": bool}
 FACTS |= {"versions": dict[str, str], "events": dict[str, int]}
 VERSIONS = {"torch": str(torch.__version__), "gymnasium": gym.__version__, "numpy": np.__version__}
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
@@ -359,9 +357,8 @@ class TaskEnv(gym.Wrapper):
         env = make_env() if video is None else make_env(render_mode="rgb_array")
         if video is not None:
             warnings.filterwarnings("ignore", "(?s).*Overwriting existing videos")  # each recording has its own name
-            is_first = lambda episode: episode == 0  # noqa: E731
             try:
-                env = Recording(env, str(video.parent), is_first, name_prefix=video.name)
+                env = Recording(env, str(video.parent), lambda episode: episode == 0, name_prefix=video.name)
             except OSError as error:
                 warn(f"{video} cannot be recorded: {error}")
         space = env.observation_space
@@ -1088,12 +1085,8 @@ class CudaGraphs:
         with torch.cuda.graph(graph):
             result = self.function(*args)
         inputs = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
-        self.recordings[key] = (
-            graph,
-            inputs,
-            *tree_flatten(result),
-            args,
-        )  # with `args`, so that no other object gets an id of the key
+        # with `args`, so that no other object gets an id of the key
+        self.recordings[key] = graph, inputs, *tree_flatten(result), args
 
 
 def compiled(function: FunctionT, *example: Any) -> FunctionT:
@@ -1400,7 +1393,7 @@ def command_of(args: Any) -> str:
         if isinstance(value, bool):
             words += [] if value == field.default else [flag if value else flag.replace("--", "--no-", 1)]
         elif value != field.default and field.name not in ("resume", "evaluate"):
-            words += [flag, *(map(str, value) if isinstance(value, list) else [str(value)])]
+            words += [flag, *(map(str, value) if isinstance(value, (list, tuple)) else [str(value)])]
     return shlex.join(words)
 
 

@@ -1,9 +1,9 @@
 """A common interface to games between teams: the built-in games, PettingZoo games, and a user's vectorised games.
 
 `make_team_env` makes a game by name. All games have the interface `TeamEnv`: several games are stepped together, the
-agents of a team are rows of one array, actions are numbers (clipped to [-1, 1]) or integers of branches, and a game
-that ends restarts in the same step. For PettingZoo see https://pettingzoo.farama.org. Its turn-based games are played
-through its own conversion to parallel games.
+agents of a team are rows of one array, actions are numbers, which the game clips to [-1, 1], or integers of branches,
+and a game that ends restarts in the same step. For PettingZoo see https://pettingzoo.farama.org. Its turn-based games
+are played through its own conversion to parallel games.
 
 The outcome rule of PettingZoo games: if agents of all sides got a number `info["outcome"]` during the game, the last
 one of each side is its score. Otherwise the side's return is its score. A side's return is the mean over
@@ -127,7 +127,7 @@ class TeamEnv(Protocol):
         """Restarts all games and returns obs. The seed and the actions determine all later steps."""
 
     def step(self, actions: list[np.ndarray]) -> TeamStep:
-        """Steps all games with actions (num_games, team_size, action_dim) per team: numbers (clipped) or integers."""
+        """Steps all games with actions (num_games, team_size, action_dim) per team: numbers, to clip, or integers."""
 
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
         """Actions of that player in all games, as `step` takes them. The call does not change the games."""
