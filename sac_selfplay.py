@@ -20,8 +20,8 @@ Deviations from ML-Agents:
 - The newest opponent is the newest snapshot, not the learner itself, so games against it are rated.
 - Snapshots that the learner does not beat yet are drawn more often (prioritised fictitious self-play, AlphaStar).
 - When the turn passes to another behaviour, all games restart and the previous learner leaves a snapshot.
-- Each transition in the replay buffer carries the learner step at which its oldest opponent was saved. Transitions
-  against opponents that have left the pool can be left out (`--replay-opponents window`).
+- Each transition in the replay buffer carries the step at which its oldest opponent was saved. Transitions against
+  opponents that have left the pool can be left out (`--replay-opponents window`).
 - The value is the mean of both critics, not their minimum (`--critics min`): in a zero-sum game the minimum
   underestimates the learner's value.
 - The target entropy is subtracted from the entropy (SACZero). Otherwise the bonus would reward or punish each step.
@@ -645,6 +645,7 @@ def main(args: Args) -> Path:
         for behavior, buffer in buffers.items() if args.compile else ():
             batch = buffer.gather(torch.zeros(all_args[behavior].batch_size, dtype=torch.int64, device=device))
             example = agents[behavior], batch, torch.zeros_like(batch[2]), all_args[behavior]
+            # one pair of functions for all behaviours: each call adds the shapes of one
             gradient_fns = compiled(gradient_fns[0], *example), compiled(gradient_fns[1], *example)
         # `run.steps()` yields the number of steps taken so far, and a seed where episodes begin anew. Between two
         # iterations it writes the checkpoints, and after the last one model.pt.
@@ -694,7 +695,7 @@ def main(args: Args) -> Path:
                 update_metrics |= update(agent, optimizers, batch, own, num_updates[learner], gradient_fns)
                 num_updates[learner] += 1
 
-            # snapshot, change of turn
+            # snapshot (`end_turn` tells if it took one), change of turn
             if matches.end_turn(agent, global_step, args.save_steps) and args.replay_opponents == "window":
                 buffers[matches.learner].leave_out(matches.oldest_opponent())
             if global_step == total_steps:  # now, because model.pt is written before the last evaluation
