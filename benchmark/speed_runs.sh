@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 speed() { python -m benchmark.speed "${@:2}" --rounds 3 --output "benchmark/results/speed/$1.csv"; }
 speed ppo --script ppo_continuous.py --against sb3 sbx
+speed ppo_16 --script ppo_continuous.py --num-envs 16 --num-steps 128 --steps 32768
 speed ppo_8 --script ppo_continuous.py --num-envs 8 --steps 32768 --against sb3
 speed ppo_8_short --script ppo_continuous.py --num-envs 8 --num-steps 256 --steps 32768 --against sb3
 speed sac --script sac_continuous.py --against sb3 sbx
