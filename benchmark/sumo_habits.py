@@ -52,8 +52,8 @@ def main(
     check_one_game([first, second])
     for folder in (first, second):
         agents, pools, args = script_of(folder).load_run(folder, "RUNS")
-        if args.env_id != "sumo":
-            fail(f"RUNS takes runs of sumo, and {folder} is a run of {args.env_id}")
+        if args.env_id != "sumo" or set(pools) != {"sumo"}:
+            fail(f"FIRST and SECOND take runs of sumo in which both sides share a policy, and {folder} is none")
         players += load_players(folder, pools, [("sumo",)], "last", str(folder))
     env = WatchedSumo(games, **json.loads(args.env_kwargs))
     on_left = np.arange(games) % 2 == 0  # where the first run plays

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from conftest import Train
 from torch.utils.tensorboard import SummaryWriter
 
 import ppo_selfplay
+from benchmark import sumo_habits
 from benchmark.runs import Run, read_curves
 from benchmark.selfplay import (
     Exploitability,
@@ -225,3 +227,19 @@ def test_numbers_below_one_are_refused(flag: str, tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (2, f"error: {flag} takes a number from 1, not 0\n")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_habits_of_two_runs(train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table for two runs of sumo; one sentence for a game of two policies."""
+    runs = [train_selfplay(ppo_selfplay, env_id="sumo", seed=seed) for seed in (1, 2)]
+    capsys.readouterr()
+    sumo_habits.main(runs[0], runs[1], games=4)
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"score [01]\.\d{3} against [01]\.\d{3}; \d+% draws; \d+ steps", lines[0])
+    assert [line.split(":")[0] for line in lines if "wins" in line] == [str(run) for run in runs]
+    apart = train_selfplay(ppo_selfplay, env_id="sumo", symmetric="no")
+    with pytest.raises(SystemExit, match="2"):
+        sumo_habits.main(apart, apart, games=4)
+    takes = "FIRST and SECOND take runs of sumo in which both sides share a policy"
+    assert capsys.readouterr().err.endswith(f"error: {takes}, and {apart} is none\n")

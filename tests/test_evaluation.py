@@ -228,7 +228,7 @@ def test_ctrl_c_in_the_final_evaluation(
     assert exit_info.value.code == 130
     captured = capsys.readouterr()
     assert "stopped by signal 2 after step 512" in captured.out
-    assert captured.err.startswith("warning: --save-steps 1,000,000 leaves the learner no past self ")
+    assert captured.err.startswith("warning: --save-steps 1,000,000 takes no snapshot ")
     assert captured.err.count("\n") == 1
     (folder,) = (tmp_path / "runs").iterdir()
     assert saved_facts(folder) == (512, False)

@@ -481,3 +481,12 @@ def test_a_deterministic_policy() -> None:
     agent.obs_rms.mean[0], agent.obs_rms.var[0] = 1000.0, 0.0  # constant: the last bit of 1000 becomes 0.6
     _, error, limit = utils.export.to_onnx(policy.eval(), {"script": "td3.py"})
     assert error < limit == utils.export.MAX_TOLERANCE
+
+
+def test_the_limit_follows_the_last_bits() -> None:
+    """Also where a policy takes differences of numbers, which do not change if all of their last bits go up."""
+    obs, rng = np.full((3, 40), 1.5, dtype=np.float32), np.random.default_rng(0)
+    bit = float(np.spacing(np.float32(1.5)))
+    for factor, low, high in ((1.0, 1e-5, 1e-5), (100.0, 10 * 100 * bit, 10 * 200 * bit), (1e5, 1e-3, 1e-3)):
+        limit = utils.export.error_limit(lambda x: factor * np.diff(x.astype(np.float64)), obs, rng)  # noqa: B023
+        assert low <= limit <= high

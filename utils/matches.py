@@ -516,10 +516,10 @@ def start_matches(
         if getattr(own, "learning_starts", -1) >= learned:
             starts = f"--learning-starts {own.learning_starts:,}"
             warn(f"{starts} leaves {behavior} without an update: it learns in {learned:,} game steps of the run")
-        steps = sizes[behavior] * learned
-        if rivals is None and len(sizes) == 1 and own.save_steps >= steps:  # with more, the end of a turn takes one
-            only = "leaves the learner no past self but its initial policy"
-            warn(f"--save-steps {own.save_steps:,} {only}: it makes {steps:,} steps in the run")
+        last = sizes[behavior] * (learned - stride)  # learner steps before the last iteration
+        if rivals is None and len(sizes) == 1 and own.save_steps > last:  # with more, the end of a turn takes one
+            none = f"--save-steps {own.save_steps:,} takes no snapshot before the last of {learned:,} game steps"
+            warn(f"{none}: the learner plays no past self but its initial policy")
     if len(sizes) == 1:
         turn_steps = {behavior: n or turn_steps[behavior] for behavior, n in team_change.items()}
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
