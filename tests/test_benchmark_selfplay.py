@@ -76,8 +76,11 @@ def test_how_badly_runs_are_beaten(train_selfplay: Train, capsys: pytest.Capture
     """A best response for each run and policy. What is in the file already, or of another budget, is not mixed in."""
     runs = [train_selfplay(ppo_selfplay, seed=seed, total_timesteps=256) for seed in (1, 2)]
     cut = copy_as(runs[0], "cut", total_timesteps=9999)
+    run_args = json.loads((runs[0] / "args.json").read_text())
+    (runs[0] / "args.json").write_text(json.dumps(run_args | {"capture_video": True}))
     args = Exploitability([*runs, cut], tmp_path / "beaten.csv", steps=128, policies=("last", "uniform"), games=4)
     print_exploitability(args)
+    assert not (runs[0] / "videos").exists()
     lines = capsys.readouterr().out.splitlines()
     rows = list(csv.DictReader(args.csv.open()))
     assert [(row["run"], row["policy"], row["steps"], row["behavior"]) for row in rows] == [

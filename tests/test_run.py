@@ -30,6 +30,7 @@ from utils.errors import TaskError
 from utils.run import (
     BufferFiles,
     Run,
+    command_of,
     load_model,
     lock_folder,
     make_run_folder,
@@ -525,3 +526,10 @@ def test_a_checkpoint_that_was_not_renamed() -> None:
 
     train(act, args=Args(resume=folder, total_timesteps=120))
     assert seen[0] == ["checkpoint.previous.pt", "checkpoint.pt"]
+
+
+def test_the_command_of_a_flag_with_several_values() -> None:
+    """As the command line takes them."""
+    command = command_of(Args(sizes=(4, 2), seed=3))
+    assert command.endswith(" --seed 3 --sizes 4 2")
+    assert parse_args(Args, command.split()[2:]) == Args(sizes=(4, 2), seed=3)
