@@ -1,4 +1,4 @@
-"""The exception that separates faults of a task from faults of this project, and the exit for a missing package."""
+"""What training and its tools share without PyTorch: exceptions, sentences for them, output that may close."""
 
 import io
 import os
