@@ -565,7 +565,10 @@ if not TYPE_CHECKING and not HAS_UTILS:
         saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
         saved |= dict.fromkeys(("track", "capture_video", "upload_model"), False)
         saved.pop("script", None)  # which a run with utils/run.py has
-        return tyro.cli(cls, default=cls(**saved))
+        args = tyro.cli(cls, default=cls(**saved))
+        if args.env_id != saved["env_id"]:
+            fail(f"--env-id takes the task of the run with --evaluate, {saved['env_id']}, not {args.env_id}")
+        return args
 
     def prepare(args, limits):
         wanted = [name for name in ("resume", "track", "upload_model", "capture_video") if getattr(args, name)]

@@ -23,17 +23,6 @@ def output_of(*command: str) -> str:
         return ""
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replaces a file in one step: a full disk leaves the old one as it was."""
-    new = path.with_name(f"{path.name}.new")
-    try:
-        new.write_text(text)
-        os.replace(new, path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
-
-
 def read_journal(path: Path) -> list[dict[str, Any]]:
     """The whole records of a sweep's journal: "command", and "exit" and "run" (its folder) if it is an end."""
     records = []

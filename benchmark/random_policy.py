@@ -7,12 +7,13 @@ Actions are uniform in the action space. Adds the tasks to `random_returns.csv`,
 
 import csv
 import json
-import sys
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import gymnasium as gym
 import numpy as np
+import tyro
 
 from benchmark import fail
 
@@ -49,7 +50,7 @@ def random_return(env_id: str, env_kwargs: str = "{}") -> float:
     return known[env_id] if env_id in known else float(measure(env_id, 20, env_kwargs).mean())
 
 
-def main(env_ids: list[str]) -> None:
+def main(env_ids: Annotated[list[str], tyro.conf.Positional]) -> None:
     """Measures the tasks and writes the file."""
     with RETURNS.open() if RETURNS.exists() else open("/dev/null") as file:
         rows = {row["task"]: row for row in csv.DictReader(file)}
@@ -68,4 +69,4 @@ def main(env_ids: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    tyro.cli(main)

@@ -22,7 +22,7 @@ import numpy as np
 import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmark import fail
+from benchmark import fail, split_flags
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPTS = {"sac_continuous.py": [], "variants/sac_ray.py": ["--num-workers", "1"]}
@@ -99,6 +99,5 @@ def main(args: Args, extra: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    argv = sys.argv[1:]
-    split = argv.index("--") if "--" in argv else len(argv)
-    main(tyro.cli(Args, args=argv[:split]), argv[split + 1 :])
+    own, extra = split_flags(sys.argv[1:])
+    main(tyro.cli(Args, args=own), extra)

@@ -22,6 +22,8 @@ import numpy as np
 import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from benchmark import split_flags
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 COLUMNS = {  # of the table, and the logged key
     "steps_per_second": "charts/SPS",
@@ -106,6 +108,5 @@ def main(args: Args, extra: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    argv = sys.argv[1:]
-    split = argv.index("--") if "--" in argv else len(argv)
-    main(tyro.cli(Args, args=argv[:split]), argv[split + 1 :])
+    own, extra = split_flags(sys.argv[1:])
+    main(tyro.cli(Args, args=own), extra)

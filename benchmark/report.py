@@ -38,7 +38,6 @@ import tyro
 
 from benchmark import fail
 from benchmark.figures import draw, draw_improvement, draw_intervals, draw_profiles, make_look, published_error
-from benchmark.provenance import write_whole
 from benchmark.runs import (
     RETURN,
     Groups,
@@ -64,7 +63,7 @@ from benchmark.statistics import (
     probability_of_improvement,
     student_interval,
 )
-from utils.errors import keep_printing
+from utils.errors import keep_printing, write_file
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PUBLISHED = Path(__file__).parent / "published_returns.csv"
@@ -301,7 +300,7 @@ def write_page(path: Path, text: str) -> None:
     if begin and END not in rest:
         fail(f"--output takes a page with the line {END} below {BEGIN}, and {path} has none")
     after = rest.partition(END)[2]
-    write_whole(path, f"{before.rstrip()}\n\n{BEGIN}\n\n{text}\n\n{END}{after.rstrip()}\n")
+    write_file(path, f"{before.rstrip()}\n\n{BEGIN}\n\n{text}\n\n{END}{after.rstrip()}\n".encode())
 
 
 # === Self-play ========================================================================================================

@@ -19,9 +19,10 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 
 from benchmark import fail
-from benchmark.provenance import read_journal, run_folders, write_whole
+from benchmark.provenance import read_journal, run_folders
 from benchmark.random_policy import random_return
 from benchmark.statistics import interquartile_mean
+from utils.errors import write_file
 
 RETURN, TRAINING_RETURN = "eval/return_mean", "charts/episodic_return"
 KEYS = re.compile(rf"{RETURN}|{TRAINING_RETURN}|eval/.+_score_vs_.+|selfplay/rating_.+")
@@ -67,7 +68,7 @@ def write_csv(path: Path | None, header: Sequence[str], rows: Sequence[Sequence[
     if path is not None:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
-        write_whole(path, text.getvalue())
+        write_file(path, text.getvalue().encode())
 
 
 # === Reading ==========================================================================================================

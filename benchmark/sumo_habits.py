@@ -48,6 +48,8 @@ def main(
     first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, tyro.conf.Positional], games: int = 1000
 ) -> None:
     """Plays the games, half of them on either side, and prints a table."""
+    if games < 1:
+        fail(f"--games takes a number from 1, not {games}")
     players = []
     check_one_game([first, second])
     for folder in (first, second):

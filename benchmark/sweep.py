@@ -51,7 +51,7 @@ from typing import IO, Any, Literal
 
 import tyro
 
-from benchmark import fail
+from benchmark import fail, split_flags
 from benchmark.provenance import (
     commit_of,
     find_gpus,
@@ -63,9 +63,8 @@ from benchmark.provenance import (
     sources_of,
     usable_cores,
     versions,
-    write_whole,
 )
-from utils.errors import keep_printing, missing_package
+from utils.errors import keep_printing, missing_package, write_file
 
 try:
     from rich.console import Console
@@ -449,7 +448,7 @@ def write_manifest(jobs: Sequence[Job], argv: Sequence[str]) -> None:
         "machine": machine(),
         "environment": {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")},
     }
-    write_whole(path, json.dumps([*read_manifest(jobs), entry], indent=2) + "\n")
+    write_file(path, (json.dumps([*read_manifest(jobs), entry], indent=2) + "\n").encode())
 
 
 # === Progress =========================================================================================================
@@ -715,9 +714,9 @@ export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-${{SLURM_CPUS_PER_TASK:-1}}}}
 def main(argv: list[str]) -> int:
     """Does what a command line (without the program's name) says, and returns the exit status."""
     keep_printing()
-    split = argv.index("--") if "--" in argv else len(argv)
-    args = tyro.cli(Args, prog="python -m benchmark.sweep", args=argv[:split])
-    jobs = make_jobs(args, argv[split + 1 :])
+    own, extra = split_flags(argv)
+    args = tyro.cli(Args, prog="python -m benchmark.sweep", args=own)
+    jobs = make_jobs(args, extra)
     folder = jobs[0].folder
     read_manifest(jobs)  # exits if --folder is something else
     check_flags(jobs, may_shrink=args.job is not None)

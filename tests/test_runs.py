@@ -98,6 +98,12 @@ def test_copied_alone_into_an_empty_folder(
             "--env-id",
             "Nope-v1",
         ): "--env-id Nope-v1 with --env-kwargs {} cannot be made: Environment `Nope` doesn't exist",
+        (
+            "--evaluate",
+            str(folder),
+            "--env-id",
+            "HalfCheetah-v5",
+        ): "--env-id takes the task of the run with --evaluate, Pendulum-v1, not HalfCheetah-v5",
         ("--env-kwargs", "{bad"): "--env-id HalfCheetah-v5 with --env-kwargs {bad cannot be made: ",
     }.items():
         monkeypatch.setattr(sys, "argv", [name, *bad])

@@ -1,4 +1,5 @@
-"""What training and its tools share without PyTorch: exceptions, sentences for them, output that may close."""
+"""What training and its tools share without PyTorch: exceptions, sentences for them, whole files, output
+that may close."""
 
 import io
 import os
@@ -46,6 +47,20 @@ def missing_package(what: str, error: ModuleNotFoundError) -> SystemExit:
     package = str(error.name).partition(".")[0]
     print(f"error: {what} needs the package {package}: pip install {package}", file=sys.stderr)
     return SystemExit(2)
+
+
+def write_file(path: Path, contents: bytes) -> None:
+    """Replaces a file atomically: after a kill or a power cut there is the old file or the new one."""
+    new = path.with_name(path.name + ".new")
+    try:
+        with new.open("wb") as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)  # half a file, which fills the disk
+        raise
 
 
 class Output:

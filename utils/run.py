@@ -49,6 +49,7 @@ from utils.errors import (
     missing_package,
     place_of,
     task_exception,
+    write_file,
 )
 
 try:
@@ -1179,20 +1180,6 @@ def lock_folder(folder: Path) -> TextIO:
     except OSError as error:
         fail(f"the run folder cannot be written: {error}")
     return lock
-
-
-def write_file(path: Path, contents: bytes) -> None:
-    """Replaces a file atomically: after a kill or a power cut there is the old file or the new one."""
-    new = path.with_name(path.name + ".new")
-    try:
-        with new.open("wb") as file:
-            file.write(contents)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-    except OSError:
-        new.unlink(missing_ok=True)  # half a file, which fills the disk
-        raise
 
 
 def to_bytes(state: Mapping[str, Any]) -> bytes:
