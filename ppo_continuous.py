@@ -60,7 +60,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = True  # compile the update: starts some seconds later, and trains faster
+    compile: bool = True  # compile the update: starts later, the first time up to two minutes, and trains faster
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account

@@ -66,6 +66,16 @@ class Planes(Slides):
     size = (12, 20, 20)
 
 
+class RenderedPlanes(Slides):
+    """Its observations have the channels first, and its renderings have them last."""
+
+    size = (4, 20, 20)
+
+    def render(self) -> np.ndarray:
+        """The first three channels."""
+        return self.picture()[:3].transpose(1, 2, 0)
+
+
 class GreySlides(Slides):
     """Its pictures have no axis of channels, and it cannot be rendered."""
 
@@ -102,6 +112,7 @@ gym.register("UnevenSlides-v0", entry_point="test_sac_pixels:UnevenSlides")
 gym.register("WideSlides-v0", entry_point="test_sac_pixels:WideSlides")
 gym.register("GreySlides-v0", entry_point="test_sac_pixels:GreySlides")
 gym.register("Planes-v0", entry_point="test_sac_pixels:Planes")
+gym.register("RenderedPlanes-v0", entry_point="test_sac_pixels:RenderedPlanes")
 gym.register("Blind-v0", entry_point="test_sac_pixels:Blind")
 TINY: dict[str, Any] = {"env_id": "Slides-v0", "eval_freq": 0, "eval_episodes": 2, "cuda": False}
 TINY |= {"total_timesteps": 80, "learning_starts": 40, "batch_size": 8, "buffer_size": 64, "num_envs": 2}
@@ -209,6 +220,12 @@ def test_grey_pictures_without_channels() -> None:
     obs, _ = script.make_env(make_args(env_id="GreySlides-v0", frame_stack=2)).reset()
     assert obs.shape == (2 * 1 * 20 * 20,)
     assert (obs == obs[0]).all()
+
+
+def test_a_task_with_the_channels_first_is_rendered() -> None:
+    """Bytes with more than four channels at the end are no pictures."""
+    env = script.make_env(make_args(env_id="RenderedPlanes-v0", frame_stack=1))
+    assert env.reset()[0].shape == (3 * 20 * 20,)
 
 
 def test_action_repeat() -> None:

@@ -5,14 +5,14 @@ https://arxiv.org/abs/2509.25174). How it differs from `sac_continuous.py`:
 - The inputs and the hidden layers of actor and critics go through batch renormalisation (`BatchRenorm`). A network
   uses the statistics of the batch only in its own update, and running statistics everywhere else.
 - There is no target network. One pass of the critics over (s, a) and (s', a') normalises both by the same statistics.
-- Hidden units have weights of norm 1 (`NormalizedNet.project`), so their effective step size is the learning rate.
+- Hidden units have weights of norm 1 (`NormalizedNet.project`): they do not grow, so steps keep their effect.
 - The learning rates of actor and critics fall linearly to zero over the run (`--anneal-lr`).
 - The critics predict a histogram of the value and minimise a cross-entropy. Rewards are scaled to its range.
 - Adam's beta1 is 0.5, alpha begins at 0.01, critics have three layers. The actor takes one step to three of theirs.
 
     python variants/sac_crossq.py --env-id Hopper-v5
 
-`docs/variants.md` explains these changes, and `docs/sac.md` the rest of the file.
+`docs/variants.md` explains these changes, `docs/sac.md` the rest. Equation numbers are of Haarnoja et al. 2018b.
 """
 
 import copy
@@ -50,7 +50,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = True  # compile the update: starts some seconds later, and trains faster
+    compile: bool = True  # compile the update: starts later, the first time up to two minutes, and trains faster
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account

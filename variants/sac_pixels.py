@@ -8,13 +8,12 @@ convolutions get none. The encoders are those of ML-Agents. How it differs from 
   and it has a target network. The policy's gradient does not reach it.
 - The buffer keeps each picture once, as bytes, and puts the stacks together when it samples.
 - Each stack of a minibatch is shifted by a few random pixels (`shift`).
-- The features of a minibatch are computed once, for the critics and for the policy. So the policy's loss uses
-  features from before the critics' step. The update is not compiled.
+- The features of a minibatch are computed once, before the critics' step, for both losses. Nothing is compiled.
 - A minibatch has 64 transitions, the buffer 100,000 pictures. Updates begin at step 1,000. There is no `--norm-obs`.
 
     python variants/sac_pixels.py --env-id Pendulum-v1 --grey --total-timesteps 9000
 
-`docs/variants.md` explains these changes, and `docs/sac.md` the rest of the file.
+`docs/variants.md` explains these changes, `docs/sac.md` the rest. Equation numbers are of Haarnoja et al. 2018b.
 """
 
 import copy
@@ -173,8 +172,9 @@ class Pixels(gym.Wrapper):
 
 
 def is_picture(space: gym.Space) -> bool:
-    """Whether observations are pictures (height, width, channels) or grey ones (height, width) of bytes."""
-    return isinstance(space, gym.spaces.Box) and len(space.shape) in (2, 3) and space.dtype == np.uint8
+    """Whether observations are pictures (height, width, up to 4 channels) or grey ones (height, width) of bytes."""
+    shape = space.shape if isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 else ()
+    return len(shape) == 2 or (len(shape) == 3 and shape[2] <= 4)
 
 
 def make_env(args: Args, **render: str) -> gym.Env:
@@ -301,7 +301,7 @@ class TwinLinear(nn.Module):
 
 
 class TwinQNetwork(nn.Module):
-    """Both critics. Each parameter has one row for each critic; for layer normalisation, see `docs/sac.md`."""
+    """Both critics. Each parameter has a row for each, so layers of `torch.nn` do not fit: see `docs/sac.md`."""
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()

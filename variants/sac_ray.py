@@ -1,7 +1,7 @@
 """SAC on a Ray cluster: environments on many cores or machines, and one learner.
 
 Losses and update are those of `sac_continuous.py`. How it differs: it has five parts, each in its own processes.
-`docs/ray.md` explains the parts, and `docs/sac.md` the rest of the file.
+`docs/ray.md` explains the parts, `docs/sac.md` the rest. Equation numbers are of Haarnoja et al. 2018b.
 - Rollout workers step environments. A worker pulls the newest weights when a rollout begins, and sends its transitions
   in one message when it ends. All workers share one estimate of the observation statistics.
 - The replay buffer is in shards. Minibatches are sampled ahead of the learner.
@@ -53,7 +53,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seed of the networks, the environments and the policy's noise, but not of the buffer shards
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = True  # compile the update: starts some seconds later, and trains faster
+    compile: bool = True  # compile the update: starts later, the first time up to two minutes, and trains faster
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
@@ -227,7 +227,7 @@ class TwinLinear(nn.Module):
 
 
 class TwinQNetwork(nn.Module):
-    """Both critics. Each parameter has one row for each critic; for layer normalisation, see `docs/sac.md`."""
+    """Both critics. Each parameter has a row for each, so layers of `torch.nn` do not fit: see `docs/sac.md`."""
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()

@@ -13,9 +13,9 @@ https://openreview.net/forum?id=r1lyTjAqYX). How it differs from `sac_continuous
 - `--observe` hides parts of the observation. Layers have 64 units, and a minibatch is 16 sequences of 64 steps.
 - The update is not compiled: the number and the length of its rows depend on the minibatch (`Memory.forward`).
 
-    python variants/sac_recurrent.py --env-id Pendulum-v1 --observe 2 --sequence-length 32 --total-timesteps 12000
+    python variants/sac_recurrent.py --env-id Pendulum-v1 --observe 2 --sequence-length 32 --learning-starts 1000
 
-`docs/variants.md` explains these changes, and `docs/sac.md` the rest of the file.
+`docs/variants.md` explains these changes, `docs/sac.md` the rest. Equation numbers are of Haarnoja et al. 2018b.
 """
 
 import copy
@@ -291,7 +291,7 @@ class TwinLinear(nn.Module):
 
 
 class TwinQNetwork(nn.Module):
-    """Both critics. Each parameter has one row for each critic; for layer normalisation, see `docs/sac.md`."""
+    """Both critics. Each parameter has a row for each, so layers of `torch.nn` do not fit: see `docs/sac.md`."""
 
     def __init__(self, feature_dim: int, action_dim: int, hidden_size: int) -> None:
         super().__init__()
@@ -514,7 +514,7 @@ def compute_qf_gradient(agent: Agent, batch: Batch, noise: Tensor, args: Args) -
     td_target = compute_td_target(agent, rewards, sequences, terminations, noise, args)
     _, qf_sequence = sequences
     qf_features, _ = agent.qf_memory(*qf_sequence)
-    loss, metrics = compute_qf_loss(agent, qf_features, actions, td_target)
+    loss, metrics = compute_qf_loss(agent, qf_features, actions, td_target)  # features are the critics' observations
     gradient = compute_gradient(loss, agent.groups()["q"])
     metrics["losses/qf_grad_norm"] = gradient.norm()
     return gradient, {name: value.detach() for name, value in metrics.items()}

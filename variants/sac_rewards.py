@@ -12,11 +12,11 @@ The streams are those of ML-Agents. How it differs from `sac_continuous.py`:
 - Observations are normalised for `curiosity` and `rnd` by statistics of the steps before the first update, and for
   `gail` by those of the demonstrations. The statistics stay fixed, so RND's random target does too.
 
-    python variants/sac_rewards.py --env-id MountainCarContinuous-v0 --streams extrinsic,rnd --total-timesteps 10000
+    python variants/sac_rewards.py --env-id MountainCarContinuous-v0 --streams extrinsic,rnd --learning-starts 1000
     python variants/sac_rewards.py --record-demonstrations runs/FOLDER
     python variants/sac_rewards.py --env-id TASK --streams gail --demonstrations runs/FOLDER/demonstrations.npz
 
-`docs/variants.md` explains these changes, and `docs/sac.md` the rest of the file.
+`docs/variants.md` explains these changes, `docs/sac.md` the rest. Equation numbers are of Haarnoja et al. 2018b.
 """
 
 import copy
@@ -55,7 +55,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = True  # compile the update: starts some seconds later, and trains faster
+    compile: bool = True  # compile the update: starts later, the first time up to two minutes, and trains faster
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
@@ -273,7 +273,7 @@ class Curiosity(nn.Module):
         self.forward_model, self.inverse_model = mlp(64 + action_dim, 128, 64), mlp(2 * 64, 128, action_dim)
 
     def forward(self, batch: tuple[Tensor, ...]) -> Signal:
-        """The reward is the forward model's error (eq. 5, 6); the loss is eq. 7 with beta 0.2."""
+        """The reward is the forward model's error (Pathak et al., eq. 6); the loss is their eq. 7 with beta 0.2."""
         obs, actions, _, final_obs, *_ = batch
         features, next_features = (self.encoder(self.obs_rms.normalize(x)) for x in (obs, final_obs))
         predicted = self.forward_model(torch.cat([features, actions], dim=-1))
@@ -351,7 +351,7 @@ class Agent(nn.Module):
         strengths, gammas = zip(*settings.values(), strict=True)
         self.strengths = nn.Buffer(torch.tensor(strengths), persistent=False)  # these three: (num_streams,)
         self.gammas = nn.Buffer(torch.tensor(gammas), persistent=False)
-        self.is_episodic = nn.Buffer(torch.tensor([x in ("extrinsic", "gail") for x in settings]), persistent=False)
+        self.ends = nn.Buffer(torch.tensor([x in ("extrinsic", "gail") for x in settings]), persistent=False)
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters that each optimiser steps."""
@@ -452,7 +452,7 @@ def compute_td_target(
     next_actions, next_log_prob = sample_actions(mean, log_std, noise)
     next_values = agent.qf_target(next_obs, next_actions).amin(0)
     next_values[:, 0] -= agent.log_alpha.exp() * next_log_prob
-    is_over = agent.is_episodic & (terminations[:, None] > 0.0)
+    is_over = agent.ends & (terminations[:, None] > 0.0)
     return rewards + agent.gammas * torch.where(is_over, end_values, next_values)
 
 

@@ -46,7 +46,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = True  # compile the update: starts some seconds later, and trains faster
+    compile: bool = True  # compile the update: starts later, the first time up to two minutes, and trains faster
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
@@ -207,7 +207,7 @@ class TwinLinear(nn.Module):
 
 
 class TwinQNetwork(nn.Module):
-    """Both critics. Each parameter has one row for each critic; for layer normalisation, see `docs/sac.md`."""
+    """Both critics. Each parameter has a row for each, so layers of `torch.nn` do not fit: see `docs/sac.md`."""
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Processor time of an update of two scripts on two tasks, measured in turn; writes `cost.csv` beside this file.
+"""Processor time of an update of two scripts on four tasks, measured in turn; writes `cost.csv` beside this file.
 
     OMP_NUM_THREADS=1 python benchmark/results/sac_crossq/cost.py
 
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-SCRIPTS, TASKS, ROUNDS, UPDATES = ("sac_continuous", "variants.sac_crossq"), ("Hopper-v5", "HalfCheetah-v5"), 10, 60
+SCRIPTS, ROUNDS, UPDATES = ("sac_continuous", "variants.sac_crossq"), 10, 60
+TASKS = "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5"
 
 
 def make_updates(name: str, task: str) -> Callable[[int], float]:
@@ -59,4 +60,4 @@ if __name__ == "__main__":
         ratios = [second / first for first, second in rounds]
         print(f"{task}, ratio: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
     with Path(__file__).with_name("cost.csv").open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([["task", *SCRIPTS], *rows])
+        csv.writer(file, lineterminator="\n").writerows([["task", "sac_continuous", "sac_crossq"], *rows])
