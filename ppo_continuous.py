@@ -21,7 +21,7 @@ The defaults differ from the reference, CleanRL's `ppo_continuous_action.py`. Th
 - A truncation cuts the advantage trace and bootstraps from the final observation; the reference treats a time limit as
   a termination.
 - All environments share one estimate of the observations' mean and variance, and one of the returns' variance. Both
-  are updated after a rollout, saved with the model, and frozen in evaluation.
+  are updated after a rollout, which is then normalised again. They are saved with the model, and frozen in evaluation.
 - The policy acts in [-1, 1], and actions are rescaled to the bounds of the task.
 - Speed: the policy acts in NumPy, Adam steps one vector, and the gradient is compiled.
 - At a checkpoint environments are reset and random streams reseeded, so a resumed run equals an uninterrupted one.
@@ -91,13 +91,13 @@ class Args:
     update_epochs: int = 10  # passes over a rollout
     norm_adv: bool = False  # normalise the advantages of each minibatch to mean 0 and standard deviation 1
     norm_obs: bool = True  # normalise observations by their running mean and standard deviation, clipped to [-10, 10]
-    norm_reward: bool = True  # divide rewards by the standard deviation of the discounted return, and clip to [-10, 10]
+    norm_reward: bool = True  # divide rewards by the standard deviation of their discounted sum, and clip to [-10, 10]
     clip_coef: float = 0.2  # clip range of probability ratios around 1 (eq. 7: epsilon), and of values around old ones
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
     target_kl: float | None = 0.025  # no further pass over a rollout once a pass has a mean KL divergence above this
-    std_min: float | None = 0.2  # minimum of the policy's standard deviation, half its start; None: no minimum, start 1
+    std_min: float | None = 0.2  # least standard deviation of actions in [-1, 1], half its start; None: none, start 1
 
     @property
     def batch_size(self) -> int:
@@ -241,7 +241,7 @@ class Agent(nn.Module):
         """The current policy in NumPy, because PyTorch's overhead would dominate for a few rows.
 
         Returns a function of raw observations (num_envs, obs_dim) and standard normal noise (num_envs, action_dim).
-        It gives actions (num_envs, action_dim), deterministic without noise, by the layers of `NormalActor.mean`.
+        It gives actions (num_envs, action_dim), not clipped to [-1, 1], and deterministic without noise.
         """
         is_known = all(isinstance(layer, (nn.Linear, nn.Tanh)) for layer in self.actor.mean)
         assert is_known, "policy() can only follow linear layers with tanh: see Layer normalisation in docs/ppo.md"
@@ -402,7 +402,7 @@ def make_batch(agent: Agent, rollout: Rollout, args: Args, device: torch.device)
     """Training data of the update: obs, actions, log-probabilities, advantages, returns and values (batch_size, ...).
 
     The log-probabilities use the statistics that the policy acted with. Then the statistics are updated with the
-    rollout, and observations and values use the new ones. So the first ratios are not exactly 1.
+    rollout; observations, rewards and values use the new ones. So the first ratios are not exactly 1.
     """
     to_device = partial(torch.as_tensor, device=device)
     raw_obs, actions = to_device(rollout.obs), to_device(rollout.actions)
@@ -563,11 +563,13 @@ if not TYPE_CHECKING and not HAS_UTILS:
         if not (args.evaluate / "model.pt").exists():
             fail(f"--evaluate takes a run folder with a model.pt, and {args.evaluate} has none")
         saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
-        saved |= dict.fromkeys(("track", "capture_video", "upload_model"), False)
+        off = ("track", "capture_video", "upload_model")
+        saved |= dict.fromkeys(off, False)
         saved.pop("script", None)  # which a run with utils/run.py has
         args = tyro.cli(cls, default=cls(**saved))
-        if args.env_id != saved["env_id"]:
-            fail(f"--env-id takes the task of the run with --evaluate, {saved['env_id']}, not {args.env_id}")
+        for name, value in saved.items():
+            if getattr(args, name) != value and name not in (*off, "seed", "eval_episodes"):
+                fail(f"--{name.replace('_', '-')} cannot change with --evaluate: the run has {value}")
         return args
 
     def prepare(args, limits):

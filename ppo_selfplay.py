@@ -114,7 +114,7 @@ class Args:
     update_epochs: int = 4  # passes over a rollout
     norm_adv: bool = True  # normalise the advantages of each minibatch to mean 0 and standard deviation 1
     norm_obs: bool = True  # normalise observations by their running mean and standard deviation, clipped to [-10, 10]
-    norm_reward: bool = True  # divide rewards by the standard deviation of the discounted return, and clip to [-10, 10]
+    norm_reward: bool = True  # divide rewards by the standard deviation of their discounted sum, and clip to [-10, 10]
     clip_coef: float = 0.2  # clip range of probability ratios around 1 (eq. 7: epsilon), and of values around old ones
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
@@ -465,7 +465,7 @@ def make_batch(agent: Agent, rollout: Rollout, args: Args, device: torch.device)
     """Training data of the update: obs, masks, actions, log-probabilities, advantages, returns, values (n, ...).
 
     The log-probabilities use the statistics that the policy acted with. Then the statistics are updated with the
-    rollout, and observations and values use the new ones. So the first ratios are not exactly 1.
+    rollout; observations, rewards and values use the new ones. So the first ratios are not exactly 1.
     Rows of agents that had left their game are not in the batch.
     """
     to_device = partial(torch.as_tensor, device=device)

@@ -570,11 +570,13 @@ if not TYPE_CHECKING and not HAS_UTILS:
         if not (args.evaluate / "model.pt").exists():
             fail(f"--evaluate takes a run folder with a model.pt, and {args.evaluate} has none")
         saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
-        saved |= dict.fromkeys(("track", "capture_video", "upload_model"), False)
+        off = ("track", "capture_video", "upload_model")
+        saved |= dict.fromkeys(off, False)
         saved.pop("script", None)  # which a run with utils/run.py has
         args = tyro.cli(cls, default=cls(**saved))
-        if args.env_id != saved["env_id"]:
-            fail(f"--env-id takes the task of the run with --evaluate, {saved['env_id']}, not {args.env_id}")
+        for name, value in saved.items():
+            if getattr(args, name) != value and name not in (*off, "seed", "eval_episodes"):
+                fail(f"--{name.replace('_', '-')} cannot change with --evaluate: the run has {value}")
         return args
 
     def prepare(args, limits):

@@ -103,7 +103,13 @@ def test_copied_alone_into_an_empty_folder(
             str(folder),
             "--env-id",
             "HalfCheetah-v5",
-        ): "--env-id takes the task of the run with --evaluate, Pendulum-v1, not HalfCheetah-v5",
+        ): "--env-id cannot change with --evaluate: the run has Pendulum-v1",
+        (
+            "--evaluate",
+            str(folder),
+            "--env-kwargs",
+            '{"g": 1.0}',
+        ): "--env-kwargs cannot change with --evaluate: the run has {}",
         ("--env-kwargs", "{bad"): "--env-id HalfCheetah-v5 with --env-kwargs {bad cannot be made: ",
     }.items():
         monkeypatch.setattr(sys, "argv", [name, *bad])
