@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
-from itertools import chain, pairwise, product, repeat
+from itertools import chain, count, pairwise, product, repeat
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -233,14 +233,14 @@ def make_jobs(args: Args, extra: Sequence[str]) -> list[Job]:
     if args.workers_per_gpu > 1 and args.launcher == "slurm":
         fail("--workers-per-gpu takes --launcher local or ray: Slurm shares out its GPUs itself, by --sbatch-args")
     for script in args.script:
-        if not script.is_file():
+        if not os.path.isfile(script):  # a name may be too long for Path
             fail(f"--script takes Python files, and {script} is none")
     own_flags = ("--env-id", "--exp-name", "--seed", "--resume")
     for word in extra:
         if word.split("=")[0].replace("_", "-") in own_flags:
             fail(f"what follows -- takes the scripts' flags without {', '.join(own_flags)}, and {word} is one of these")
     scripts = [(script.resolve(), args.exp_name or script.stem) for script in args.script]
-    folder = (args.folder or Path("sweeps") / "-".join(name for _, name in scripts)).resolve()
+    folder = Path(os.path.realpath(args.folder or Path("sweeps") / "-".join(name for _, name in scripts)))
     seeds = args.seeds or range(args.first_seed, args.first_seed + args.num_seeds)
     runs = product(seeds, args.env_ids, scripts)
     jobs = [Job(script, env_id, name, seed, tuple(extra), folder) for seed, env_id, (script, name) in runs]
@@ -248,6 +248,8 @@ def make_jobs(args: Args, extra: Sequence[str]) -> list[Job]:
         fail(
             "--script and --env-ids take one or more each, whose names differ (and --exp-name takes a single --script)"
         )
+    if any(len(os.fsencode(job.journal.name)) > 255 for job in jobs):
+        fail("--exp-name and --env-ids take names that fit into the name of a file")
     _ = jobs[0].budget
     if args.job is not None and not 0 <= args.job < len(jobs):
         fail(f"--job takes an integer from 0 to {len(jobs) - 1}, not {args.job}")
@@ -304,7 +306,7 @@ def state_of(job: Job) -> str:
     """new, running, cut off, failed or finished."""
     if not job.journal.exists():
         return "new"
-    with job.journal.open("a") as journal:
+    with job.journal.open("a" if os.access(job.journal, os.W_OK) else "r") as journal:
         if not lock(journal):
             return "running"
     if not next_command(job):
@@ -605,7 +607,7 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start, signals: list[int]) -
     with Live(console=console, auto_refresh=False, transient=not sys.stdout.isatty()) as live:
         while running or (waiting and not signals and not is_refused):
             while waiting and len(running) < num_workers and not signals and not is_refused:
-                job, worker = waiting.pop(0), min(set(range(num_workers)) - set(running))
+                job, worker = waiting.pop(0), next(i for i in count() if i not in running)
                 say(f"starting: {job.name} ({state_of(job)})")
                 try:
                     process = start(worker, job)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -244,6 +245,19 @@ def test_policies_sample_by_the_seed() -> None:
 
 
 # --- pairs ---
+
+
+def test_games_may_draw_from_the_global_streams() -> None:
+    """They are seeded, so a score can be repeated."""
+    draws = []
+
+    def make_env(num_games: int) -> Contest:
+        draws.append((random.random(), np.random.random(), torch.rand(()).item()))
+        return Maker()(num_games)
+
+    for seed in (4, 4, 5):
+        play_pairs(make_env, fighters(DUEL), [policy(1), policy(5)], [(0, 1)], 8, seed, deterministic=True)
+    assert draws[:2] == draws[2:4] != draws[4:]
 
 
 def test_true_results_of_pairs() -> None:
@@ -504,6 +518,17 @@ def test_text_by_hand() -> None:
     assert lines[6] == "prey 2          75   75   25   62    .    .     1500 [1488, 1551]  (5)"
     one_sided = make_table([[NAN, NAN], [NAN, NAN]], [policy(1), policy(2)])
     assert one_sided.text().splitlines()[1] == "1     1000 [988, 1051]  (0)"  # a column that nobody met is left out
+
+
+def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--policy nash reads it."""
+    path = tmp_path / "cross_play.csv"
+    SYMMETRIC.write_csv(path)
+    old = path.read_text()
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        ASYMMETRIC.write_csv(path)
+    assert path.read_text() == old
 
 
 @pytest.mark.parametrize("table", [SYMMETRIC, ASYMMETRIC], ids=["symmetric", "asymmetric"])

@@ -52,6 +52,22 @@ def test_tasks_may_write_into_the_array_that_they_returned(script: ModuleType, t
             np.testing.assert_array_equal(ours, theirs)
 
 
+def test_a_task_in_its_own_process_draws_by_the_seed(script: ModuleType) -> None:
+    """From the streams of Python, NumPy and PyTorch, which a process has of its own: each environment other numbers."""
+    found = []
+    for _ in range(2):
+        envs = script.make_envs(script.Args(env_id="toy_envs:Drawing-v0", vectorization="async"), 2)
+        envs.reset(seed=3)
+        first, *_ = script.step_envs(envs, np.zeros((2, 1)))
+        envs.reset(seed=3)
+        again, *_ = script.step_envs(envs, np.zeros((2, 1)))
+        envs.close()
+        np.testing.assert_array_equal(first, again)
+        found.append(first)
+    np.testing.assert_array_equal(*found)
+    assert (found[0][0] != found[0][1]).all()
+
+
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_an_evaluation_starts_no_processes(script: ModuleType, vectorization: Any) -> None:
     """The environments that `--evaluate` reads the spaces from would never be closed."""
@@ -67,7 +83,9 @@ def test_an_evaluation_starts_no_processes(script: ModuleType, vectorization: An
         (1, np.zeros((2, 1)), r"rewards of step must be a NumPy array \(2,\) of numbers, not float64 \(2, 1\)"),
         (2, np.ones(2, np.int64), r"terminations of step must be a NumPy array \(2,\) of bools, not int64 \(2,\)"),
         (3, np.zeros(2), "truncations of step must be a NumPy array"),
-        (4, {}, "the infos of step must have final_obs where an episode ends"),
+        (4, {}, "the infos of step must have final_obs, an array of observations"),
+        (4, {"final_obs": [[0.0, 1.0]] * 2}, "the infos of step must have final_obs, an array of observations"),
+        (4, {"final_obs": np.zeros((2, 3))}, r"must have final_obs, an array of observations \(2,\), at ends"),
     ],
 )
 def test_what_native_environments_return_is_checked(name: int, value: Any, message: str) -> None:
@@ -82,6 +100,15 @@ def test_what_native_environments_return_is_checked(name: int, value: Any, messa
         envs.step(actions)
     with pytest.raises(TaskError, match=message):
         envs.step(actions)
+
+
+def test_what_native_environments_begin_with_is_checked() -> None:
+    """As what they return later."""
+    envs = TaskEnvs(partial(make_vector, MODES[0], 2), "Counting", copies=True)
+    broken: Any = envs.env
+    broken.reset = lambda **_: (np.zeros((2, 3)), {})
+    with pytest.raises(TaskError, match=r"reset must return observations \(2, 2\), not \(2, 3\)"):
+        envs.reset(seed=0)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -447,6 +447,22 @@ def test_no_behavior_is_written_if_another_is_wrong(train_selfplay: Train, monke
     assert not list(folder.glob("*.onnx"))
 
 
+def test_behaviors_with_one_name_as_files_are_refused(
+    train_selfplay: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file of one would replace that of the other."""
+    folder = train_selfplay(importlib.import_module("sac_selfplay"), env_id="pursuit")
+    load_selfplay = utils.export.load_selfplay
+
+    def rename(*args: Any) -> Any:
+        run_args, policies = load_selfplay(*args)
+        return run_args, dict(zip(("a b", "a-b"), policies.values(), strict=True))
+
+    monkeypatch.setattr(utils.export, "load_selfplay", rename)
+    assert "behaviours have different names as files, and a b, a-b have not" in refusal(capsys, folder)
+    assert not list(folder.glob("*.onnx"))
+
+
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Without ONNX Runtime there is one sentence with the command that installs it."""
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -322,6 +323,13 @@ def test_a_fixed_alpha_of_one_behavior_is_that_of_its_flag(train_selfplay: Train
     agents = sac_selfplay.load_run(other, "--evaluate")[0]
     assert agents["evader"].log_alpha.exp().item() == pytest.approx(0.5)
     assert agents["pursuers"].log_alpha.exp().item() != pytest.approx(0.5, rel=0.1)
+
+
+def test_the_folders_of_opponents_are_saved_whole(selfplay: ModuleType, train_selfplay: Train) -> None:
+    """A resumed run may stand in another folder."""
+    victim = train_selfplay(selfplay)
+    folder = train_selfplay(selfplay, seed=2, opponents=[os.path.relpath(victim)])
+    assert json.loads((folder / "args.json").read_text())["opponents"] == [str(victim.resolve())]
 
 
 def test_a_saved_run_plays_its_last_snapshot(selfplay: ModuleType, train_selfplay: Train) -> None:

@@ -159,7 +159,7 @@ def test_a_video_that_cannot_be_written_costs_a_warning(
     train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The disk may be full: the training goes on, and is evaluated."""
-    monkeypatch.setattr(gym.wrappers.RecordVideo, "stop_recording", Mock(side_effect=OSError("no space left")))
+    monkeypatch.setattr(utils.run, "write_video", Mock(side_effect=OSError("no space left")))
     folder = train(ppo_continuous, capture_video=True)
     assert read_scalars(folder)["eval/return_mean"]
     assert "no space left" in capsys.readouterr().err

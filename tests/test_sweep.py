@@ -515,6 +515,9 @@ def test_a_changed_command_is_refused(run: Sweep) -> None:
         ("--folder", ("--folder", "bad")),
         ("--folder", ("--folder", "other")),
         ("--folder", ("--folder", "locked")),
+        ("--folder", ("--folder", "loop")),
+        ("--exp-name", ("--exp-name", 300 * "x")),
+        ("--script", ("--script", 300 * "x")),
         ("--job", ("--job", "1")),
         ("--seed", ("--", "--seed", "3")),
         ("--env-id", ("--", "--env_id=A")),
@@ -529,6 +532,7 @@ def test_bad_input(flag: str, words: tuple[str, ...], run: Sweep, monkeypatch: p
         Path(name).mkdir()
         Path(name, "manifest.json").write_text(text)
     Path("locked/lock").mkdir(parents=True)
+    Path("loop").symlink_to("loop")
     result = run(*words)
     assert (result.status, result.output) == (2, "")
     assert flag in result.error

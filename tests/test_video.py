@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch.nn as nn
 import vector_game
 
+import utils.run
 from utils import cross_play
 from utils.cross_play import Player, record_video
 from utils.team_env import make_team_env
@@ -103,3 +105,42 @@ def test_the_deciding_picture_comes_last(
     assert capsys.readouterr().out == f"video: {path}{note}\nframes of it: {tmp_path / 'strip.png'}\n"
     if env_id == "test_video:Frozen":
         assert [frame[0, 0, 0] for frame in frames] == [0, 10, 20, 30]
+
+
+class Pictures(gym.Env):
+    """Its pictures are the number of the step."""
+
+    observation_space = action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}
+    render_mode = "rgb_array"
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode."""
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Counts."""
+        self.steps += 1
+        return np.zeros(1, np.float32), 0.0, self.steps == 5, False, {}
+
+    def render(self) -> Any:
+        """Grey, of that brightness."""
+        return np.full((4, 4, 3), self.steps, np.uint8)
+
+
+@pytest.mark.parametrize(("limit", "shown"), [(100, [0, 1, 2, 3, 4, 5]), (3, [0, 1, 2])])
+def test_a_recording_of_a_task(limit: int, shown: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pictures of the first episode, up to a limit: they are kept in memory until it ends."""
+    written = []
+    monkeypatch.setattr(utils.run, "write_video", lambda path, frames, fps: written.append((path, [*frames], fps)))
+    monkeypatch.setattr(utils.run, "MAX_FRAMES", limit)
+    env = utils.run.Recording(Pictures(), str(tmp_path), lambda episode: episode == 0, name_prefix="video")
+    for _ in range(2):
+        env.reset()
+        while not env.step(0)[2]:
+            pass
+    env.close()
+    ((path, frames, fps),) = written
+    assert [int(frame[0, 0, 0]) for frame in frames] == shown
+    assert (path, fps) == (tmp_path / "video-episode-0.mp4", 20)

@@ -1,6 +1,8 @@
 """Who beats whom: games between given players, the table of all against all, its ratings and its heat map."""
 
 import csv
+import io
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 
 from utils.elo import all_reach_all, bootstrap_ratings, game_scores
+from utils.errors import write_file
 from utils.policy_stack import PolicyStack
 from utils.run import name_actions, one_line, warn
 from utils.snapshot_pool import Weights
@@ -197,6 +200,7 @@ def play_pairs(
     """
     if not pairs:
         return np.empty((0, num_games))
+    random.seed(seed), np.random.seed(seed), torch.default_generator.manual_seed(seed)  # a game may draw from them
     env = make_env(1)
     sides = [seatings(env, players[i], players[j]) for i, j in pairs]
     most = max(map(len, sides))
@@ -320,13 +324,14 @@ class CrossPlay:
 
     def write_csv(self, path: Path) -> None:
         """Writes one row per player: rating, interval, Nash weight, and mean score against each other player."""
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["player", "rating", "low", "high", "nash_weight", *self.labels])
-            for i, (label, share) in enumerate(zip(self.labels, self.nash_weights(), strict=True)):
-                means = ["" if np.isnan(mean) else f"{mean:.4f}" for mean in self.scores[i].mean(axis=1)]
-                numbers = [f"{x[i]:.1f}" for x in (self.ratings, self.low, self.high)]
-                writer.writerow([label, *numbers, "" if np.isnan(share) else f"{share:.6f}", *means])
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(["player", "rating", "low", "high", "nash_weight", *self.labels])
+        for i, (label, share) in enumerate(zip(self.labels, self.nash_weights(), strict=True)):
+            means = ["" if np.isnan(mean) else f"{mean:.4f}" for mean in self.scores[i].mean(axis=1)]
+            numbers = [f"{x[i]:.1f}" for x in (self.ratings, self.low, self.high)]
+            writer.writerow([label, *numbers, "" if np.isnan(share) else f"{share:.6f}", *means])
+        write_file(path, text.getvalue().encode())
 
     def heat_map(self) -> "Figure":
         """The table as a figure that grows with the number of players and with the length of their names.

@@ -42,7 +42,7 @@ def record_demonstrations(folder: Path, num_episodes: int, seed: int) -> None:
         actions = act(obs).clip(-1.0, 1.0)
         next_obs, final_obs, rewards, terminations, truncations = script.step_envs(envs, actions)
         columns.append([x[running] for x in (obs, actions, rewards, final_obs, terminations)])
-        returns += rewards * running
+        returns += np.where(running, rewards, 0.0)
         running &= ~(terminations | truncations)
         obs = next_obs
         if not running.any():

@@ -5,6 +5,7 @@
 
 import csv
 import json
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -282,7 +283,7 @@ def load_opponent(
     args: Any, load_run: Callable[[Path, str], Any], groups: Sequence[tuple[str, ...]], scripted: list[str]
 ) -> list[Player]:
     """The policies of the run folder that --against names; exits with one sentence if it is not of the same game."""
-    if not Path(args.against).is_dir():
+    if not os.path.isdir(args.against):  # a name may be too long for Path
         fail(f"--against takes a run folder or one of {', '.join(scripted)}, and {args.against} is neither")
     _, pools, other = load_run(Path(args.against), "--against")
     check_same_game(args, other, "--against")

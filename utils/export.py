@@ -264,9 +264,11 @@ def export(folder: Path) -> None:
     task["pictures"] = json.dumps(pictures) if pictures["frame_size"] else ""
     # All files are checked before one is written.
     files = {behavior: to_onnx(policy.eval(), task | {"behavior": behavior}) for behavior, policy in policies.items()}
+    names = {behavior: "_" + re.sub(r"[^\w.+-]", "-", behavior) if len(files) > 1 else "" for behavior in files}
+    if len(set(names.values())) < len(files):
+        fail(f"FOLDER takes a run whose behaviours have different names as files, and {', '.join(files)} have not")
     for behavior, (file, error, limit) in files.items():
-        suffix = "_" + re.sub(r"[^\w.+-]", "-", behavior) if len(policies) > 1 else ""
-        path = folder / f"model{suffix}.onnx"
+        path = folder / f"model{names[behavior]}.onnx"
         try:
             write_file(path, file)
         except OSError as os_error:

@@ -10,6 +10,7 @@ Scripted players, and the learner itself as it is now, may be among the opponent
 
 import json
 import math
+import os
 import sys
 from bisect import bisect_right
 from collections import deque
@@ -33,7 +34,8 @@ CURRENT = Snapshot({}, step=0, rating=0.0, name="current")  # a behaviour as it 
 
 
 def check_opponents(args: Any) -> None:
-    """Checks the arguments that both self-play scripts have; exits with one sentence."""
+    """Checks the arguments that both self-play scripts have, and makes the paths in --opponents absolute, because a
+    resumed run may stand in another folder. Exits with one sentence."""
     if args.evaluate is None and (flags := [x for x in ("against", "play", "exploitability") if getattr(args, x)]):
         fail(f"--{flags[0]} also needs --evaluate RUN_FOLDER, the run whose policies play")
     if args.opponents is not None and not args.opponents:
@@ -44,6 +46,8 @@ def check_opponents(args: Any) -> None:
         fail("--swaps-per-turn takes the place of --swap-steps: give one of the two")
     if args.scripted_share + args.current_share > 1.0:
         fail("--scripted-share and --current-share take at most 1 together, and the rest is for the pool")
+    if args.opponents is not None:
+        args.opponents = [os.path.abspath(folder) for folder in args.opponents]
 
 
 def behavior_args(args: ArgsT, teams: Sequence[Team], names: str, limits: Limits) -> dict[str, ArgsT]:

@@ -51,6 +51,7 @@ from utils.errors import (
     task_exception,
     write_file,
 )
+from utils.video import MAX_FRAMES, write_video
 
 try:
     import gymnasium as gym
@@ -311,13 +312,21 @@ def vectorize(
 class Recording(gym.wrappers.RecordVideo):
     """Records the first episode. A video that cannot be written, as on a full disk, is only a warning."""
 
+    def step(self, action: Any) -> Any:
+        """Takes a step. A video ends after `MAX_FRAMES` pictures, which are in memory until then."""
+        result = super().step(action)
+        if self.recording and len(self.recorded_frames) >= MAX_FRAMES:
+            self.stop_recording()
+        return result
+
     def stop_recording(self) -> None:
         """Writes the video."""
+        path, frames = Path(self.video_folder) / f"{self._video_name}.mp4", list[Any](self.recorded_frames)
         try:
-            super().stop_recording()
+            write_video(path, frames, self.frames_per_sec)
         except Exception as error:  # moviepy, ffmpeg and the disk each have their own
             warn(f"a video is not in {self.video_folder}: {describe_error(error)[:300]}")
-            self.recorded_frames, self.recording = [], False
+        self.recorded_frames, self.recording = [], False
 
 
 class OwnContext(gym.Wrapper):
@@ -352,8 +361,8 @@ class TaskEnv(gym.Wrapper):
     """Says which of several environments raised an exception, and in which step; drops infos, which cost time."""
 
     def __init__(self, make_env: Callable[..., gym.Env], index: int, video: Path | None = None) -> None:
-        # Ctrl-C is for the training, which saves. Only a forked process would have the training's handlers.
-        if multiprocessing.parent_process() is not None and os.getpid() != trainer:
+        self.is_alone = multiprocessing.parent_process() is not None and os.getpid() != trainer  # in a process
+        if self.is_alone:  # Ctrl-C is for the training, which saves; a forked process would have its handlers
             ignore_signals()
         env = make_env() if video is None else make_env(render_mode="rgb_array")
         if video is not None:
@@ -371,6 +380,8 @@ class TaskEnv(gym.Wrapper):
 
     def reset(self, **kwargs: Any) -> Any:
         """Begins an episode."""
+        if self.is_alone and (seed := kwargs.get("seed")) is not None:  # the task may draw from its process's streams
+            random.seed(seed), np.random.seed(seed), torch.default_generator.manual_seed(seed)
         try:
             obs, _ = self.env.reset(**kwargs)
         except KeyboardInterrupt:
@@ -449,6 +460,8 @@ class TaskEnvs(gym.vector.VectorWrapper):
         """Begins episodes."""
         try:
             obs, infos = self.env.reset(**kwargs)
+            if self.copies and np.shape(obs) != self.observation_space.shape:
+                raise TypeError(f"reset must return observations {self.observation_space.shape}, not {np.shape(obs)}")
             return obs.copy() if self.copies else obs, infos
         except KeyboardInterrupt:
             raise
@@ -486,8 +499,10 @@ class TaskEnvs(gym.vector.VectorWrapper):
                 what = "bools" if kinds == "b" else "numbers"
                 raise TypeError(f"the {name} of step must be a NumPy array {shape} of {what}, not {found}")
         is_same_step = self.metadata["autoreset_mode"] == gym.vector.AutoresetMode.SAME_STEP
-        if is_same_step and (terminations | truncations).any() and "final_obs" not in infos:
-            raise ValueError("the infos of step must have final_obs where an episode ends")
+        if is_same_step and (dones := terminations | truncations).any():
+            final_obs, shape = infos.get("final_obs"), self.single_observation_space.shape
+            if not isinstance(final_obs, np.ndarray) or not all(np.shape(x) == shape for x in final_obs[dones]):
+                raise ValueError(f"the infos of step must have final_obs, an array of observations {shape}, at ends")
 
     def tell(self, error: BaseException) -> NoReturn:
         """Raises the TaskError for an exception: which environment failed, if that is known, and its type and text."""

@@ -28,6 +28,7 @@ import numpy as np
 
 from utils.errors import MAX_OBS_DIM, TaskError, describe_error, missing_package, place_of
 from utils.run import cannot_be_made, close_quietly, fail, parse_json, warn
+from utils.video import MAX_FRAMES
 
 try:
     from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim, flatten
@@ -39,7 +40,6 @@ except ModuleNotFoundError as error:
     raise missing_package("self-play", error) from error
 
 MAX_STEPS = 5_000  # of a game in an evaluation
-MAX_FRAMES = 2_000  # of a video; one of 600 x 600 pixels takes a megabyte of memory
 
 # === Interface ========================================================================================================
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+MAX_FRAMES = 2_000  # of a video; one of 600 x 600 pixels takes a megabyte of memory
+
 
 def write_video(path: Path, frames: Sequence[np.ndarray], fps: float) -> None:
     """Writes pictures (height, width, 3) uint8, all of one size, as an H.264 video that shows each of them once.
