@@ -15,6 +15,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -223,7 +224,8 @@ def print_exploitability(args: Exploitability) -> None:
     header = ["experiment", "run", "policy", "steps", "weights", "behavior", "score", "commit"]
     rows: list[list[Any]] = []
     if args.csv.exists():
-        with args.csv.open(newline="") as file:
+        old_header: list[str] = []
+        with suppress(ValueError, csv.Error), args.csv.open(newline="") as file:  # it may be no table
             old_header, *rows = [*csv.reader(file)] or [header]
         if old_header != header or any(len(row) != len(header) for row in rows):
             fail(f"--csv takes a new file, or one with the columns {', '.join(header)}, and {args.csv} has others")

@@ -232,6 +232,15 @@ def test_numbers_below_one_are_refused(flag: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as a picture."""
+    path = tmp_path / "picture.png"
+    path.write_bytes(b"\x89PNG\xff\n")
+    with pytest.raises(SystemExit, match="2"):
+        print_exploitability(Exploitability([], csv=path))
+    assert capsys.readouterr().err.startswith("error: --csv takes a new file, or one with the columns")
+
+
 @pytest.mark.slow
 def test_the_habits_of_two_runs(train_selfplay: Train, capsys: pytest.CaptureFixture[str]) -> None:
     """A table for two runs of sumo; one sentence for a game of two policies."""

@@ -248,16 +248,17 @@ def test_policies_sample_by_the_seed() -> None:
 
 
 def test_games_may_draw_from_the_global_streams() -> None:
-    """They are seeded, so a score can be repeated."""
+    """They are seeded, so a score can be repeated; the games on the other side begin with the same numbers."""
     draws = []
 
-    def make_env(num_games: int) -> Contest:
-        draws.append((random.random(), np.random.random(), torch.rand(()).item()))
-        return Maker()(num_games)
+    class Drawing(Contest):
+        def reset(self, seed: int) -> list[np.ndarray]:
+            draws.append((random.random(), np.random.random(), torch.rand(()).item()))
+            return super().reset(seed)
 
     for seed in (4, 4, 5):
-        play_pairs(make_env, fighters(DUEL), [policy(1), policy(5)], [(0, 1)], 8, seed, deterministic=True)
-    assert draws[:2] == draws[2:4] != draws[4:]
+        play_pairs(Drawing, fighters(DUEL), [policy(1), policy(5)], [(0, 1)], 8, seed, deterministic=True)
+    assert draws[0] == draws[1] == draws[2] == draws[3] != draws[4] == draws[5]
 
 
 def test_true_results_of_pairs() -> None:

@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-from utils.games import DT, Builds, DiscGame, ParallelGame, Pursuit, Sumo, parallel_env
+from utils.games import DT, Builds, DiscGame, Pursuit, Sumo
 from utils.team_env import TeamEnv, play_games
 
 VARIANTS: dict[str, Callable[[int], DiscGame]] = {
@@ -19,8 +18,6 @@ VARIANTS: dict[str, Callable[[int], DiscGame]] = {
     "builds-multidiscrete": lambda num_games: Builds(num_games, "multidiscrete"),
     "pursuit": Pursuit,
 }
-FORMS: list[dict[str, str]] = [{}, {"actions": "discrete"}, {"actions": "multidiscrete"}]
-KWARGS = [*FORMS, *({"game": "builds"} | form for form in FORMS), {"game": "pursuit"}]
 
 
 @pytest.fixture(params=list(VARIANTS.values()), ids=list(VARIANTS))
@@ -53,45 +50,6 @@ def win_rate(env: DiscGame, first: str, second: str, seed: int = 0) -> float:
 
 
 # === All games ========================================================================================================
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("kwargs", KWARGS, ids=VARIANTS.keys())
-def test_pettingzoo_conformance(kwargs: dict[str, str], recwarn: pytest.WarningsRecorder) -> None:
-    parallel_api_test(parallel_env(**kwargs), num_cycles=300)
-    parallel_seed_test(lambda: parallel_env(**kwargs), num_cycles=150)
-    assert not [warning for warning in recwarn if warning.category is not DeprecationWarning]
-
-
-def test_pettingzoo_game_is_the_vectorised_one() -> None:
-    """The same observations and rewards, step by step, up to the end, where the agents go and learn the outcome."""
-    face = parallel_env("pursuit", render_mode="rgb_array")
-    obs, _ = face.reset(seed=5)
-    env = Pursuit(1)
-    env.reset(0)
-    env.position[:], env.velocity[:] = face.games.position, face.games.velocity
-    assert sorted(obs) == ["evader_0", "pursuer_0", "pursuer_1"]
-    for _ in range(env.max_steps):
-        actions = [env.scripted_actions("chase", 0), env.scripted_actions("random", 1)]
-        step = env.step(actions)
-        by_name = {"pursuer_0": actions[0][0, 0], "pursuer_1": actions[0][0, 1], "evader_0": actions[1][0, 0]}
-        obs, rewards, terminations, truncations, infos = face.step(by_name)
-        np.testing.assert_array_equal(obs["pursuer_1"], step.final_obs[0][0, 1])
-        np.testing.assert_array_equal(obs["evader_0"], step.final_obs[1][0, 0])
-        assert not any(truncations.values())
-        assert set(terminations.values()) == {bool(step.over[0])}
-        if step.over[0]:
-            break
-        assert infos == {agent: {} for agent in face.agents}
-    assert rewards == {"pursuer_0": 1, "pursuer_1": 1, "evader_0": -1}
-    assert {agent: info["outcome"] for agent, info in infos.items()} == rewards
-    assert face.agents == []
-    picture = face.render()
-    assert picture is not None
-    np.testing.assert_array_equal(picture, face.games.render())
-    assert (
-        np.abs(face.games.position[:2] - face.games.position[2]).min() < 2 * env.radius
-    )  # the end, not the next game's start
 
 
 def test_shapes_and_types(make: Callable[[int], DiscGame]) -> None:
@@ -246,8 +204,7 @@ def test_render(make: Callable[[int], DiscGame]) -> None:
     ("call", "named"),
     [
         (lambda: Sumo(1, "continuous"), "actions"),  # type: ignore[arg-type]
-        (lambda: parallel_env("judo"), "game"),
-        (lambda: ParallelGame("pursuit").games.scripted_actions("flee", 0), "pursuers"),
+        (lambda: Pursuit(1).scripted_actions("flee", 0), "pursuers"),
         (lambda: Pursuit(1).scripted_actions("chase", 1), "evader"),
         (lambda: Sumo(1).scripted_actions("chase", 1), "right"),
     ],

@@ -188,16 +188,19 @@ def test_new_opponents_in_every_game_or_never(swap_steps: int) -> None:
         assert sorted(counts) == [0, 0, 0, 2_000]
 
 
-def test_three_behaviours_forget_results_of_each_other() -> None:
-    """Scores of one role's games say nothing to another role; a resume forgets none, and two roles never meet."""
+def test_results_of_another_learner_are_forgotten() -> None:
+    """Scores of one role's games say nothing to another role; a resume forgets none. Two roles only meet each other."""
     layout: Layout = (("red", "a", 1), ("green", "b", 1), ("blue", "c", 1))
-    for teams, is_kept in ((layout, False), (layout[:2], True)):
+    raid: Layout = (("red", "b", 1), ("keep", "a", 1), ("blue", "b", 1))  # b meets a and itself
+    for teams, is_kept in ((layout, False), (raid, False), (layout[:2], True)):
         matches = make_matches(teams, 1)
+        matches.give_turn("a")
         matches.pools["b"].latest.record(1.0)
         matches.load_state_dict(matches.state_dict())
         assert list(matches.pools["b"].latest.results) == [1.0]
         matches.give_turn("b")
         again = make_matches(teams, 1)
+        again.give_turn("a")
         again.pools["b"].latest.record(0.5)
         again.load_state_dict(matches.state_dict())
         assert again.learner == "b"

@@ -497,6 +497,6 @@ def test_runs_of_another_kind(
         assert capsys.readouterr().err.startswith(f"error: --{flag} takes a run folder with the args.json")
     if flag == "initialize-from":
         with pytest.raises(SystemExit, match="2"):
-            selfplay.main(parse_args(selfplay.Args, ["--evaluate", str(one), "--initialize-from", str(one)]))
+            selfplay.main(parse_args(selfplay.Args, ["--evaluate", str(one), "--initialize-from", str(one), "--play"]))
         assert capsys.readouterr().err.startswith("error: --initialize-from takes a run that trains")
     assert set(Path("runs").iterdir()) == folders

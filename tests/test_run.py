@@ -79,6 +79,14 @@ def make_run(args: Args | None = None, stride: int = 10, rest: dict[str, Any] | 
     return Run(args, envs, total_steps, stride, model={"agent": nn.Linear(2, 1)}, rest=rest or {})
 
 
+def test_parts_that_share_a_name_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint would keep one of the two."""
+    with pytest.raises(SystemExit, match="2"):
+        make_run(rest={"agent": {"num_updates": 0}})
+    assert capsys.readouterr().err.endswith("parts in a checkpoint have different names, not agent, agent\n")
+    assert not Path("runs").exists()
+
+
 def train(act: Callable[[Run, int], Any] = lambda run, step: None, **kwargs: Any) -> Path:
     """A run that does `act` in each iteration; returns its folder."""
     with make_run(**kwargs) as run:

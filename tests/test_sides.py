@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from utils.cross_play import (
     seatings,
 )
 from utils.elo import bootstrap_ratings, game_scores
-from utils.evaluation import load_players, read_mixture, snapshot_lineups
+from utils.evaluation import load_players, load_rivals, read_mixture, snapshot_lineups
 from utils.matches import CURRENT, Matches
 from utils.team_env import BadGame, PettingZooGames, Team, TeamStep, describe_teams, make_team_env
 
@@ -62,6 +62,19 @@ class Now(Mirror):
     def act(self, obs: np.ndarray, masks: np.ndarray, noise: torch.Tensor) -> np.ndarray:
         """As `PolicyStack` has it."""
         return self.sample(self(torch.as_tensor(obs)), torch.as_tensor(masks), noise).numpy()
+
+
+def test_opponents_of_sides_are_drawn_from_whole_pools() -> None:
+    """The behaviours of a side may have pools of different sizes, and are drawn independently."""
+    pools = {"striker": make_pool(marks=5), "goalie": make_pool(marks=2)}
+    args: Any = sac_selfplay.Args(opponents=["run"])
+    env: Any = SimpleNamespace(teams=with_sides(make_teams(SOCCER)))
+    whole: dict[str, list[int]] = {"striker": [0, 1, 2, 3, 4], "goalie": [0, 1]}
+    for rule, steps in (("uniform", whole), ("last", {"striker": [4], "goalie": [1]})):
+        rivals = load_rivals(replace(args, policy=rule), lambda *_: (None, pools, args), env)
+        assert rivals is not None
+        assert {name: [x.step for x in pool.snapshots] for name, pool in rivals.items()} == steps
+        assert rivals["striker"].shares == pytest.approx([1 / len(steps["striker"])] * len(steps["striker"]))
 
 
 # --- matches ---

@@ -306,6 +306,19 @@ def test_only_first_games_are_cut() -> None:
     assert matches.cut_at.tolist() == [int(79.22 * k / 8) for k in range(8)]
 
 
+def test_the_first_game_gives_the_length_where_it_is_unknown() -> None:
+    """A game of PettingZoo has no max_steps."""
+    env = Sumo(8)
+    matches = Matches(env.teams, 8, {"sumo": make_pool(marks=1)}, game_length=0.0)
+    env.reset(1)
+    for step in range(1, 31):
+        result = env.step([np.zeros((8, 1, 2), dtype=np.float32)] * 2)
+        result.over[:] = False
+        result.over[6] = step in (20, 30)
+        matches.finish_games(env, *matches.cut_games(result))
+    assert matches.game_length == pytest.approx(20.0 + 0.01 * (10 - 20.0))
+
+
 def test_arguments_reach_pools_and_matches(selfplay: ModuleType) -> None:
     """Each has a value of its own; the first games are cut by the game's own length."""
     own: dict[str, Any] = {

@@ -28,6 +28,11 @@ class Auction:
             self.teams = replace(east, side="both"), replace(west, side="both")
         if fault == "no agents":
             self.teams = east, replace(west, agents=())
+        for name, value in {"action_dim": 0, "obs_dim": 2.0}.items():
+            if fault == name:
+                self.teams = east, replace(west, **{name: value})
+        if fault == "max_steps":
+            self.max_steps = "100"
         if fault == "branches":
             self.teams = east, replace(west, branches=(3, 3))
         self.scripted_by_team: Any = (("random", "high"),) * 2 if fault != "scripted" else ((), ())

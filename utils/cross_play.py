@@ -200,7 +200,6 @@ def play_pairs(
     """
     if not pairs:
         return np.empty((0, num_games))
-    random.seed(seed), np.random.seed(seed), torch.default_generator.manual_seed(seed)  # a game may draw from them
     env = make_env(1)
     sides = [seatings(env, players[i], players[j]) for i, j in pairs]
     most = max(map(len, sides))
@@ -219,6 +218,8 @@ def play_pairs(
         for start in range(0, total, env.num_games):
             games = np.arange(start, start + env.num_games)
             inside = games < total
+            # A game may draw from the global streams. The other side gets the same numbers.
+            random.seed(seed + start), np.random.seed(seed + start), torch.default_generator.manual_seed(seed + start)
             results = game_scores(play(env, agents, players, seats[games % total], seed + start, deterministic))
             results[:, of_allies] = np.nan
             means = np.nanmean(results[np.arange(env.num_games), first[games % total]], axis=1)

@@ -196,11 +196,11 @@ def evaluate_run(
     groups, scripted = player_behaviors(env), scripted_players(env)
     env.close()
     own = load_players(args.evaluate, pools, groups, args.policy, "policy")
+    if args.initialize_from is not None and not args.exploitability:
+        fail("--initialize-from takes a run that trains, or --exploitability")
     if args.play:
         play_at_keyboard(args, make_games, agents, own)
         return {}
-    if args.initialize_from is not None and not args.exploitability:
-        fail("--initialize-from takes a run that trains, or --exploitability")
     if args.exploitability:
         response = train_response(args, train)
         players = load_players(response, load_run(response, "--evaluate")[1], groups, "last", "response")
@@ -314,7 +314,10 @@ def load_rivals(args: Any, load_run: Callable[[Path, str], Any], env: TeamEnv) -
     """
     if args.opponents is None:
         return None
-    sides = {behavior: group for group in reversed(player_behaviors(env)) for behavior in group}
+    groups = [*reversed(player_behaviors(env))]
+    if args.policy != "nash":  # only its shares are of a side's whole line-ups
+        groups = [(team.behavior,) for team in env.teams]
+    sides = {behavior: group for group in groups for behavior in group}
     shares: dict[str, list[tuple[Snapshot, float]]] = {}
     for folder in args.opponents:
         _, pools, other = load_run(Path(folder), "--opponents")

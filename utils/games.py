@@ -8,16 +8,12 @@ of time is the second.
     env = Sumo(num_games=256)
     obs_left, obs_right = env.reset(seed=1)
     step = env.step([env.scripted_actions("charge", team=0), env.scripted_actions("centre", team=1)])
-
-`parallel_env` makes one game as a PettingZoo environment.
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from gymnasium import spaces
-from pettingzoo import ParallelEnv
 
 from utils.team_env import Team, TeamStep
 
@@ -413,78 +409,3 @@ class Pursuit(DiscGame):
 
     def floor(self) -> np.ndarray:
         return coverage(1 - np.maximum(np.abs(PIXELS.real), np.abs(PIXELS.imag)))
-
-
-GAMES: dict[str, type[DiscGame]] = {"sumo": Sumo, "builds": Builds, "pursuit": Pursuit}
-
-
-class ParallelGame(ParallelEnv[str, np.ndarray, Any]):
-    """One game as a PettingZoo environment. At its end, `infos[agent]["outcome"]` is 1, 0 or -1."""
-
-    def __init__(self, game: str, render_mode: str | None = None, **kwargs: Any) -> None:
-        if game not in GAMES:
-            raise ValueError(f"game must be one of {', '.join(GAMES)}, not {game!r}")
-        self.metadata = {"name": f"{game}_v0", "render_modes": ["rgb_array"], "render_fps": round(1 / DT)}
-        self.render_mode = render_mode
-        self.games = GAMES[game](1, **kwargs)
-        self.games.restarts = False
-        self.rng = np.random.default_rng()
-        self.agents: list[str] = []
-        self.possible_agents = [agent for team in self.games.teams for agent in team.agents]
-        self.observation_spaces, self.action_spaces = {}, {}
-        for team in self.games.teams:
-            for agent in team.agents:
-                self.observation_spaces[agent] = spaces.Box(-np.inf, np.inf, (team.obs_dim,), np.float32)
-                self.action_spaces[agent] = action_space(team)
-
-    def observation_space(self, agent: str) -> spaces.Space[Any]:
-        return self.observation_spaces[agent]
-
-    def action_space(self, agent: str) -> spaces.Space[Any]:
-        return self.action_spaces[agent]
-
-    def by_agent(self, values: list[np.ndarray]) -> dict[str, Any]:
-        """Maps each agent of the running game to its row of arrays (1, team_size, ...), one per team."""
-        rows = zip(self.possible_agents, (row for team_values in values for row in team_values[0]), strict=True)
-        return {agent: row for agent, row in rows if agent in self.agents}
-
-    def reset(
-        self, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Starts a game. Without a seed it continues the random stream of the last seed."""
-        if seed is not None:
-            self.rng = np.random.default_rng(seed)
-        self.agents = self.possible_agents[:]
-        return self.by_agent(self.games.reset(int(self.rng.integers(2**31)))), {agent: {} for agent in self.agents}
-
-    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-        team_actions = [np.stack([actions[agent] for agent in team.agents]) for team in self.games.teams]
-        step = self.games.step([team_action.reshape(1, len(team_action), -1) for team_action in team_actions])
-        rewards = {agent: float(reward) for agent, reward in self.by_agent(step.rewards).items()}
-        terminations = {agent: bool(end) for agent, end in self.by_agent(step.terminations).items()}
-        # The only reward of a game is its outcome.
-        infos = {agent: {"outcome": rewards[agent]} if terminations[agent] else {} for agent in self.agents}
-        result = self.by_agent(step.obs), rewards, terminations, dict.fromkeys(self.agents, False), infos
-        if step.over[0]:
-            self.agents = []
-        return result
-
-    def render(self) -> np.ndarray | None:
-        """A picture if the render mode is `rgb_array`, else None."""
-        return self.games.render() if self.render_mode == "rgb_array" else None
-
-
-def action_space(team: Team) -> spaces.Space[Any]:
-    """The action space of one agent of the team."""
-    match team.branches:
-        case ():
-            return spaces.Box(-1, 1, (team.action_dim,), np.float32)
-        case (size,):
-            return spaces.Discrete(size)
-        case _:
-            return spaces.MultiDiscrete(list(team.branches))
-
-
-def parallel_env(game: str = "sumo", render_mode: str | None = None, **kwargs: Any) -> ParallelGame:
-    """One game as a PettingZoo environment; tools of PettingZoo look for this name. `kwargs` go to the game."""
-    return ParallelGame(game, render_mode, **kwargs)

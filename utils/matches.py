@@ -179,9 +179,9 @@ class Matches:
     def give_turn(self, behavior: str) -> None:
         """Makes this behaviour the learner, rated as its newest snapshot, and draws new opponents for all games.
 
-        With three behaviours or more, snapshots lose their results, because those are against the previous learner.
+        If a behaviour may meet several others, snapshots lose their results: those are against the previous learner.
         """
-        if behavior != self.learner and len(self.pools) > 2:
+        if behavior != self.learner and any(len(self.opposing_behaviors(name)) > 1 for name in self.pools):
             for snapshot in (snapshot for pool in self.rivals.values() for snapshot in pool.snapshots):
                 snapshot.results.clear()
                 snapshot.record()
@@ -337,7 +337,7 @@ class Matches:
             self.lengths.append(age)
             self.returns.append(float(self.running_returns[game]))
             if self.game_length is not None:
-                self.game_length += 0.01 * (age - self.game_length)
+                self.game_length += (0.01 if self.game_length else 1.0) * (age - self.game_length)
             self.finish(game, game_results, age <= max_age)
         for game in cut.nonzero()[0].tolist():
             self.next_game(game)

@@ -686,6 +686,9 @@ class Run:
         flags of the --evaluate command that is suggested at the end.
         """
         check_memory(buffers or {})
+        names = [*flatten(model), *flatten(rest), *(buffers or {})]
+        if len(set(names)) < len(names):  # as with behaviours `red` and `red_agent`
+            fail(f"--env-id takes a game whose parts in a checkpoint have different names, not {', '.join(names)}")
         self.args, self.envs, self.total_steps, self.stride = args, envs, total_steps, stride
         self.model = flatten(model)
         self.evaluate_with = () if getattr(args, "vectorization", "") == "native" else evaluate_with

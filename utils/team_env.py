@@ -731,8 +731,13 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
         raise TypeError(f"teams must be two or more of utils.team_env.Team, not {env.teams}")
     if len({team.name for team in env.teams}) < len(env.teams) or len(set(sides_of(env.teams))) < 2:
         raise ValueError(f"teams must have different names and be of two sides or more, not {env.teams}")
-    if not all(team.agents and team.obs_dim > 0 and isinstance(team.branches, tuple) for team in env.teams):
-        raise ValueError(f"teams must have agents, an obs_dim from 1, and a tuple of branches, not as in {env.teams}")
+    if not all(team.agents and isinstance(team.branches, tuple) for team in env.teams):
+        raise ValueError(f"teams must have agents and a tuple of branches, not as in {env.teams}")
+    sizes = [x for team in env.teams for x in (team.obs_dim, team.action_dim, *team.branches)]
+    if not all(isinstance(x, (int, np.integer)) and x > 0 for x in sizes):
+        raise ValueError(f"obs_dim, action_dim and branches must be integers from 1, not as in {env.teams}")
+    if not isinstance(getattr(env, "max_steps", 0), (int, float, np.number)):
+        raise TypeError(f"max_steps must be a number, not {getattr(env, 'max_steps', 0)!r}")
     if any(team.branches and team.action_dim != len(team.branches) for team in env.teams):
         raise ValueError(f"action_dim must be the number of branches where a team has some, not as in {env.teams}")
     scripted = env.scripted_by_team
