@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-SCRIPTS, ROUNDS, UPDATES = ("sac_continuous", "variants.sac_crossq"), 10, 60
+SCRIPTS, ROUNDS, UPDATES = ("sac_continuous", "variants.sac_crossq"), 7, 60
 TASKS = "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5"
 
 
