@@ -112,7 +112,7 @@ class Args:
 
     # --- algorithm ---
     total_timesteps: int = 3_000_000  # game steps of the run, over all games
-    buffer_size: int = 1_000_000  # transitions in the replay buffer; the oldest are overwritten
+    buffer_size: int = 1_000_000  # transitions in a behaviour's replay buffer; the oldest are overwritten
     batch_size: int = 256  # transitions in a minibatch
     learning_starts: int = 10_000  # game steps with random actions before a behaviour's first update
     updates_per_step: float = 0.02  # updates per game step: 0.02 is one in fifty steps
@@ -349,7 +349,7 @@ class Agent(nn.Module):
 class ReplayBuffer:
     """The last `capacity` transitions. Each is one row of `data`, so a minibatch is a single `index_select`.
 
-    `opponents` has the learner step at which the oldest opponent of each transition was saved.
+    `opponents` tells when the oldest opponent of each transition was saved, in learner steps of the opponent's behaviour.
     """
 
     def __init__(self, capacity: int, team: Team, device: torch.device) -> None:
@@ -695,7 +695,7 @@ def main(args: Args) -> Path:
                 update_metrics |= update(agent, optimizers, batch, own, num_updates[learner], gradient_fns)
                 num_updates[learner] += 1
 
-            # snapshot (`end_turn` tells if it took one), change of turn
+            # snapshot (`end_turn` tells if it took one), change of turn; old opponents leave the next learner's buffer
             if matches.end_turn(agent, global_step, args.save_steps) and args.replay_opponents == "window":
                 buffers[matches.learner].leave_out(matches.oldest_opponent())
             if global_step == total_steps:  # now, because model.pt is written before the last evaluation

@@ -130,7 +130,7 @@ class Matches:
         With `swaps_per_turn`, each turn of a behaviour's `turn_steps` learner steps has that many swaps. By ML-Agents'
         rule swap_steps = ghosts / learners * turn_steps / swaps_per_turn, for the sizes of the teams in that turn.
 
-        `game_length` are the steps that a game is expected to take at first. With it, the first games after a reset
+        `game_length` is a first guess of the steps of a game; later it is their running mean. With it, the first games after a reset
         are cut at different steps: otherwise all games would run in lockstep, and the first results would be those of
         short games. None: no game is cut; 0: none before a game has ended.
         """
@@ -140,7 +140,7 @@ class Matches:
         self.elo_k, self.swap_steps, self.learner_side = elo_k, swap_steps, learner_side
         self.swaps_per_turn, self.turn_steps, self.change_at = swaps_per_turn, turn_steps or {}, list(change_at)
         self.learner_steps = dict.fromkeys(pools, 0)
-        self.game_length = game_length  # mean of the finished games, the newest count most
+        self.game_length = game_length  # running mean of the finished games: each new one counts 1%
         self.ages, self.cut_at = np.zeros((2, num_games), dtype=np.int64)  # steps of the running games; 0: not cut
         self.lengths: list[int] = []  # of the games since the last call of `metrics`
         self.returns: list[float] = []  # of the learner in these games
