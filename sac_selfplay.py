@@ -349,7 +349,7 @@ class Agent(nn.Module):
 class ReplayBuffer:
     """The last `capacity` transitions. Each is one row of `data`, so a minibatch is a single `index_select`.
 
-    `opponents` tells when the oldest opponent of each transition was saved, in learner steps of the opponent's behaviour.
+    `opponents` has the learner step, of its own behaviour, at which the oldest opponent of each transition was saved.
     """
 
     def __init__(self, capacity: int, team: Team, device: torch.device) -> None:

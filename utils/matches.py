@@ -130,9 +130,9 @@ class Matches:
         With `swaps_per_turn`, each turn of a behaviour's `turn_steps` learner steps has that many swaps. By ML-Agents'
         rule swap_steps = ghosts / learners * turn_steps / swaps_per_turn, for the sizes of the teams in that turn.
 
-        `game_length` is a first guess of the steps of a game; later it is their running mean. With it, the first games after a reset
-        are cut at different steps: otherwise all games would run in lockstep, and the first results would be those of
-        short games. None: no game is cut; 0: none before a game has ended.
+        `game_length` is a first guess of the steps of a game; later it is their running mean. With it, the first games
+        after a reset are cut at different steps: otherwise all games would run in lockstep, and the first results would
+        be those of short games. None: no game is cut; 0: none before a game has ended.
         """
         self.behaviors = [team.behavior for team in teams]
         self.team_names, self.side_names = [team.name for team in teams], sides_of(teams)
