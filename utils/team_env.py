@@ -63,6 +63,11 @@ class Team:
     side: str = ""
     """teams of one side win and lose together; "": the team is a side by itself"""
 
+    @property
+    def starts(self) -> np.ndarray:
+        """The first place of each branch in a row of the team's masks."""
+        return np.cumsum((0, *self.branches))[:-1]
+
 
 def sides_of(teams: Sequence[Team]) -> list[str]:
     """The side of each team."""
@@ -434,7 +439,7 @@ class Seat:
         self.action_space = env.action_space(self.agent)
         self.obs_dim = flatdim(self.obs_space)
         self.branches = branches_of(self.action_space)
-        self.starts = np.cumsum((0, *teams[t].branches))[:-1]  # of the branches in a row of the team's mask
+        self.starts = teams[t].starts
         self.slots = [start + i for start, size in zip(self.starts, self.branches, strict=False) for i in range(size)]
         self.num_slots = sum(teams[t].branches)
 
@@ -550,7 +555,7 @@ class PettingZooGames:
         masks: list[np.ndarray | None] = []
         for team in self.teams:
             row = np.zeros(sum(team.branches), dtype=bool)
-            row[np.cumsum((0, *team.branches))[:-1]] = True
+            row[team.starts] = True
             masks.append(np.tile(row, (self.num_games, len(team.agents), 1)) if team.branches else None)
         return masks
 
@@ -815,7 +820,7 @@ def check_actions(name: str, env: TeamEnv, t: int, actions: np.ndarray) -> None:
     is_good = bool(np.isfinite(chosen).all())
     if team.branches and is_good:
         is_choice = (chosen == chosen.round()) & (chosen >= 0) & (chosen < np.array(team.branches))
-        places = np.cumsum((0, *team.branches))[:-1] + chosen.astype(int)  # in a row of the masks
+        places = team.starts + chosen.astype(int)  # in a row of the masks
         legal = legal_actions(env, t)[env.alive[t]]
         is_good = bool(is_choice.all()) and bool(np.take_along_axis(legal, places, axis=1).all())
     if not is_good:
@@ -843,8 +848,7 @@ def check_masks(env: TeamEnv) -> None:
     """Raises TaskError if an agent that is alive has no legal action in a branch."""
     for team, alive, mask in zip(env.teams, env.alive, env.action_masks, strict=True):
         if mask is not None and team.branches:
-            starts = np.cumsum((0, *team.branches))[:-1]
-            if not np.logical_or.reduceat(mask, starts, axis=-1)[alive].all():
+            if not np.logical_or.reduceat(mask, team.starts, axis=-1)[alive].all():
                 rule = "a legal action in each branch, the first one where it may not act"
                 raise TaskError(f"action_masks must give each agent of {team.name} that is alive {rule}")
 
