@@ -847,10 +847,11 @@ def check_scripted(env_id: str, env: TeamEnv) -> TeamEnv:
 def check_masks(env: TeamEnv) -> None:
     """Raises TaskError if an agent that is alive has no legal action in a branch."""
     for team, alive, mask in zip(env.teams, env.alive, env.action_masks, strict=True):
-        if mask is not None and team.branches:
-            if not np.logical_or.reduceat(mask, team.starts, axis=-1)[alive].all():
-                rule = "a legal action in each branch, the first one where it may not act"
-                raise TaskError(f"action_masks must give each agent of {team.name} that is alive {rule}")
+        if mask is None or not team.branches:
+            continue
+        if not np.logical_or.reduceat(mask, team.starts, axis=-1)[alive].all():
+            rule = "a legal action in each branch, the first one where it may not act"
+            raise TaskError(f"action_masks must give each agent of {team.name} that is alive {rule}")
 
 
 def guard(env: TeamEnv) -> None:
