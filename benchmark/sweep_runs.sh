@@ -50,7 +50,7 @@ case $1 in
         num_seeds=5 ppo ppo_reference_others "$others" $reference
         report ppo_others sweeps/ppo_{continuous,reference}_others --normalize-by ppo_continuous_others
         ;;
-    sac) # beside the published curves and Stable-Baselines3; two hours of one thread for a million steps
+    sac) # beside the published curves and Stable-Baselines3; three to five hours of one thread for a million steps
         sac_long() { # SCRIPT TASKS STEPS SEEDS
             sweep --script "$repository/$1.py" --env-ids $2 --seeds $4 --workers "${workers:-2}" --folder "sweeps/$(basename "$1")_$3" \
                 -- --total-timesteps "$3" --eval-freq 20000 --no-cuda
@@ -79,7 +79,7 @@ case $1 in
         sac sac_tanh_log_std sac_tanh_log_std.py
         report sac_recipe sweeps/sac_{continuous,policy_lr_3e-4,half_target_entropy,tanh_log_std}
         ;;
-    sac_recurrent) # a pendulum whose angle is hidden, with and without memory; an hour
+    sac_recurrent) # a pendulum whose angle is hidden, with and without memory; half an hour of one core
         flags="--learning-starts 1000 --total-timesteps 12000 --eval-freq 2000 --checkpoint-freq 3000 --no-cuda"
         sweep --script "$repository/variants/sac_recurrent.py" --env-ids Pendulum-v1 --first-seed 101 --num-seeds 5 --workers "${workers:-2}" \
             --folder sweeps/sac_recurrent -- --observe 2 --sequence-length 32 $flags
@@ -87,7 +87,7 @@ case $1 in
             --workers "${workers:-2}" --folder sweeps/sac_hidden -- $flags
         report sac_recurrent sweeps/sac_{recurrent,hidden}
         ;;
-    sac_recall) # a cue that is longer ago than a sequence: stored state and burn-in against zeros; half an hour
+    sac_recall) # a cue that is longer ago than a sequence: stored state and burn-in against zeros; a quarter of an hour
         recall() { # EXPERIMENT FLAGS
             sweep --script "$repository/variants/sac_recurrent.py" --exp-name "$1" --folder "sweeps/$1" --env-ids benchmark.recall:Recall-v0 \
                 --first-seed 101 --num-seeds 5 --workers "${workers:-2}" -- --num-envs 8 --updates-per-step 0.25 --batch-size 32 --hidden-size 32 \
@@ -103,7 +103,7 @@ case $1 in
             recall_stored="stored state" recall_zeros_burn_in="zeros, burn-in" recall_stored_burn_in="stored state, burn-in" \
             recall_long="zeros, as long as an episode"
         ;;
-    sac_positions) # a double pendulum whose velocities are hidden, with and without memory, and as it is; fifty minutes of one core
+    sac_positions) # a double pendulum whose velocities are hidden, with and without memory, and as it is; seventy minutes of one core
         flags="--learning-starts 1000 --total-timesteps 30000 --eval-freq 3000 --checkpoint-freq 3000 --no-cuda"
         positions() { # EXPERIMENT SCRIPT TASK FLAGS
             sweep --script "$repository/$2.py" --exp-name "$1" --folder "sweeps/positions_$1" --env-ids "$3" --seeds 101 102 103 \
