@@ -44,7 +44,7 @@ case $1 in
             ppo_lambda="lambda 0.95" ppo_adv_kl="no KL limit and normalised advantages" \
             ppo_noise_only="less noise and 16 environments alone" ppo_reference="reference's settings"
         ;;
-    ppo_others) # both recipes on tasks that took no part in any choice; HumanoidStandup is to run
+    ppo_others) # both recipes on tasks that took no part in any choice
         others="HumanoidStandup-v5 MountainCarContinuous-v0 Pusher-v5 Reacher-v5 Swimmer-v5"
         num_seeds=5 ppo ppo_continuous_others "$others"
         num_seeds=5 ppo ppo_reference_others "$others" $reference
