@@ -71,7 +71,7 @@ class Exploitability:
     runs: tyro.conf.Positional[list[Path]]
     """run folders"""
     csv: Path
-    """file for the raw numbers; what is in it already is not trained again, also with another number of --games"""
+    """file for the raw numbers; what is in it already stays, and is not trained again, also with other --games"""
     steps: int = 1_000_000
     """game steps of each training; in an asymmetric game the responses of all roles share them"""
     policies: tuple[Policy, ...] = ("last", "uniform", "nash")
@@ -245,8 +245,9 @@ def print_exploitability(args: Exploitability) -> None:
                     rows.append([name, run.folder.name, *rule, behavior, mean, run.commit])
                 write_csv(args.csv, header, rows)
     table: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for name, _, policy, steps, weights, behavior, score, _ in rows:
-        if (steps, weights) == (str(args.steps), args.weights):
+    given = {run.folder.name for runs in groups.values() for run in runs}
+    for name, run_name, policy, steps, weights, behavior, score, _ in rows:
+        if run_name in given and (steps, weights) == (str(args.steps), args.weights):
             table[name, behavior][policy].append(float(score))
     print(f"| experiment | best response, sampled actions | {' | '.join(args.policies)} |")
     print(f"|---|---|{'---|' * len(args.policies)}")

@@ -13,6 +13,10 @@ tables() { # STUDY, PATTERN OF ALL EXPERIMENTS, THOSE THAT PLAY EACH OTHER
     python -m benchmark.selfplay scores sweeps/$2/runs/* --csv "$results/scores.csv"
     python -m benchmark.selfplay versus "${@:3}" --csv "$results/versus.csv"
 }
+responses() { # STUDY, RUNS AND FLAGS; the study's own file may have older runs
+    python -m benchmark.selfplay exploitability "${@:2}" --csv exploitability.csv
+    cp exploitability.csv "$repository/benchmark/results/$1/exploitability.csv"
+}
 case $1 in
     sumo)
         run ppo_sumo ppo_selfplay.py sumo "1 2 3 4 5"
@@ -24,8 +28,7 @@ case $1 in
         run sac_sumo_discrete sac_selfplay.py sumo 1 --env-kwargs '{"actions": "discrete"}'
         run sac_sumo_multidiscrete sac_selfplay.py sumo 1 --env-kwargs '{"actions": "multidiscrete"}'
         tables selfplay_sumo "*_sumo*" sweeps/ppo_sumo{,_latest,_uniform}/runs/*
-        python -m benchmark.selfplay exploitability sweeps/{ppo_sumo{,_latest},sac_sumo,*discrete}/runs/* --policies last --steps 2000000 \
-            --csv "$repository/benchmark/results/selfplay_sumo/exploitability.csv"
+        responses selfplay_sumo sweeps/{ppo_sumo{,_latest},sac_sumo,*discrete}/runs/* --policies last --steps 2000000
         for end in csv png; do
             cp sweeps/ppo_sumo/runs/sumo__ppo_sumo__1__*/cross_play.$end "$repository/benchmark/results/selfplay_sumo/cross_play.$end"
         done
@@ -35,8 +38,7 @@ case $1 in
         run ppo_pursuit_latest ppo_selfplay.py pursuit "1 2 3 4 5" --total-timesteps 5000000 --play-against-latest-model-ratio 1
         run sac_pursuit sac_selfplay.py pursuit "11 12 13 14 15" --total-timesteps 2000000
         tables selfplay_pursuit "*_pursuit*" sweeps/ppo_pursuit{,_latest}/runs/*
-        python -m benchmark.selfplay exploitability sweeps/*_pursuit*/runs/* --policies last --steps 2000000 \
-            --csv "$repository/benchmark/results/selfplay_pursuit/exploitability.csv"
+        responses selfplay_pursuit sweeps/*_pursuit*/runs/* --policies last --steps 2000000
         ;;
     builds)
         for entropy in 0 0.01; do
@@ -50,7 +52,7 @@ case $1 in
             builds uniform --opponent-sampling uniform
             builds newest --opponent-sampling uniform --newest-share 0.5
         done
-        python -m benchmark.selfplay exploitability sweeps/ppo_builds_*/runs/* --csv "$repository/benchmark/results/selfplay_builds/exploitability.csv"
+        responses selfplay_builds sweeps/ppo_builds_*/runs/*
         ;;
     builds_box)
         box() { # NAME FLAGS
@@ -60,7 +62,6 @@ case $1 in
         box latest --play-against-latest-model-ratio 1
         box uniform --opponent-sampling uniform
         box newest --opponent-sampling uniform --newest-share 0.5
-        # the study's own file is of an older form, in which a run could not go on
         python -m benchmark.selfplay exploitability sweeps/ppo_box_*/runs/* --csv box.csv
         cp box.csv "$repository/benchmark/results/selfplay_builds/box.csv"
         ;;

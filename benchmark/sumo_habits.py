@@ -47,7 +47,13 @@ class WatchedSumo(Sumo):
 def main(
     first: Annotated[Path, tyro.conf.Positional], second: Annotated[Path, tyro.conf.Positional], games: int = 1000
 ) -> None:
-    """Plays the games, half of them on either side, and prints a table."""
+    """Plays the games, half of them on either side, and prints a table.
+
+    Args:
+        first: a run folder of sumo
+        second: the run folder that it plays against
+        games: games to play
+    """
     if games < 1:
         fail(f"--games takes a number from 1, not {games}")
     players = []

@@ -73,7 +73,7 @@ def test_versus_itself_is_a_draw(
 
 @pytest.mark.slow
 def test_how_badly_runs_are_beaten(train_selfplay: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A best response for each run and policy. What is in the file already, or of another budget, is not mixed in."""
+    """A best response for each run and policy. Other runs in the file, or another budget, are not mixed in."""
     runs = [train_selfplay(ppo_selfplay, seed=seed, total_timesteps=256) for seed in (1, 2)]
     cut = copy_as(runs[0], "cut", total_timesteps=9999)
     run_args = json.loads((runs[0] / "args.json").read_text())
@@ -91,7 +91,8 @@ def test_how_badly_runs_are_beaten(train_selfplay: Train, capsys: pytest.Capture
         scores = [float(row["score"]) for row in rows if row["policy"] == policy]
         assert lines[-1].split(" | ")[2 + number].startswith(f"{sum(scores) / 2:.2f} [")
     content = args.csv.read_text()
-    args.csv.write_text(content + content.splitlines()[1].replace(",128,", ",256,") + "\n")
+    row = content.splitlines()[1]
+    args.csv.write_text("\n".join([content + row.replace(",128,", ",256,"), row.replace(runs[0].name, "older"), ""]))
     print_exploitability(args)
     assert capsys.readouterr().out.splitlines()[-1] == lines[-1]
     assert len(list(Path("runs").iterdir())) == 7
