@@ -49,6 +49,13 @@ case $1 in
         num_seeds=5 ppo ppo_continuous_others "$others"
         num_seeds=5 ppo ppo_reference_others "$others" $reference
         report ppo_others sweeps/ppo_{continuous,reference}_others --normalize-by ppo_continuous_others
+        num_seeds=5 ppo ppo_std_1_others "MountainCarContinuous-v0 Swimmer-v5" --std-min None # one change undone, on two tasks
+        num_seeds=5 ppo ppo_lambda_others "MountainCarContinuous-v0 Swimmer-v5" --gae-lambda 0.95
+        num_seeds=5 ppo ppo_one_environment_others Swimmer-v5 --num-envs 1 --num-steps 2048
+        num_seeds=5 ppo ppo_norm_adv_others Swimmer-v5 --norm-adv
+        num_seeds=5 ppo ppo_all_epochs_others Swimmer-v5 --target-kl None
+        # one_change.csv of the study is scores.csv of this report
+        python -m benchmark.report sweeps/ppo_{std_1,lambda,one_environment,norm_adv,all_epochs}_others --output one_change
         ;;
     sac) # beside the published curves and Stable-Baselines3; three to five hours of one thread for a million steps
         sac_long() { # SCRIPT TASKS STEPS SEEDS

@@ -20,7 +20,7 @@ fi
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_study_runs_to_its_end(study: str, tmp_path: Path) -> None:
-    """No folder is for two experiments, which `benchmark.sweep` would refuse, and the report has all folders."""
+    """No folder is for two experiments, which `benchmark.sweep` would refuse, and the reports have all folders."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "ten_changes").mkdir()
     for name, text in (("python", PYTHON), ("git", "#!/bin/sh\n")):
@@ -37,6 +37,6 @@ def test_a_study_runs_to_its_end(study: str, tmp_path: Path) -> None:
             names: list[str] = re.findall(r"--(?:script|exp-name) (\S+)", flags)
             experiments.setdefault(re.findall(r"--folder (\S+)", flags)[0], set()).add((*names, extra))
     assert {len(commands) for commands in experiments.values()} == {1}
-    report = next(line for line in lines if line.startswith("-m benchmark.report"))
-    shown = [pattern.replace("*", ".*") for pattern in re.findall(r"sweeps/\S+", report)]
+    reports = " ".join(line for line in lines if line.startswith("-m benchmark.report"))
+    shown = [pattern.replace("*", ".*") for pattern in re.findall(r"sweeps/\S+", reports)]
     assert all(any(re.fullmatch(pattern, folder) for pattern in shown) for folder in experiments)
