@@ -1,8 +1,9 @@
-"""docs/own_game.md as it stands, and the scripted players that a PettingZoo module brings along."""
+"""docs/own_game.md as it stands, the task of docs/runs.md, and the scripted players of a PettingZoo module."""
 
 import csv
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,19 @@ def test_from_nothing_to_a_policy_a_table_and_a_video(tmp_path: Path) -> None:
     assert iio.imread(folder / "strip.png").shape == (120, 6 * 200 + 5 * 8, 3)
     assert re.search(r"against the scripted puller player steady: score (1\.000|0\.9\d\d)", output[1])
     assert play.endswith("--play")  # see test_play.py
+
+
+@pytest.mark.slow
+def test_a_task_of_the_user(tmp_path: Path) -> None:
+    """The code and the command of *Your own task* in docs/runs.md: the policy learns to reach the centre."""
+    section = (ROOT / "docs" / "runs.md").read_text().split("## Your own task")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "reach.py").write_text(code)
+    shutil.copy(ROOT / "ppo_continuous.py", tmp_path)  # Python searches modules where a link to a script leads
+    (command,) = re.findall(r"^python .*$", section, re.MULTILINE)
+    (output,) = run_commands(tmp_path, [f"{command} --no-compile --eval-freq 0"])
+    (score,) = re.findall(r"^evaluation: return (\S+) ", output, re.MULTILINE)
+    assert float(score) > -5.0, output  # without a push an episode has about -38
 
 
 def test_scores_in_the_other_game_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
