@@ -560,12 +560,15 @@ if not TYPE_CHECKING and not HAS_UTILS:
         args = tyro.cli(cls)
         if args.evaluate is None:
             return args
-        if not (args.evaluate / "model.pt").exists():
-            fail(f"--evaluate takes a run folder with a model.pt, and {args.evaluate} has none")
+        for name in ("model.pt", "args.json"):
+            if not (args.evaluate / name).exists():
+                fail(f"--evaluate takes a run folder with its {name}, and {args.evaluate} has none")
         saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
         off = ("track", "capture_video", "upload_model")
         saved |= dict.fromkeys(off, False)
         saved.pop("script", None)  # which a run with utils/run.py has
+        if saved.keys() != vars(args).keys():
+            fail(f"--evaluate takes a run of this version of {Path(__file__).name}, and {args.evaluate} is another's")
         args = tyro.cli(cls, default=cls(**saved))
         for name, value in saved.items():
             if getattr(args, name) != value and name not in (*off, "seed", "eval_episodes"):

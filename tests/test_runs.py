@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,9 +92,15 @@ def test_copied_alone_into_an_empty_folder(
         with pytest.raises(SystemExit, match="2"):
             copy.main(copy.parse_args(copy.Args))
         assert capsys.readouterr().err == f"error: {flag} needs utils/run.py in the folder of {name}\n"
+    bare, strange = tmp_path / "bare", tmp_path / "strange"
+    shutil.copytree(folder, bare), shutil.copytree(folder, strange)
+    (bare / "args.json").unlink()
+    (strange / "args.json").write_text('{"own_flag": 1}')
     for bad, sentence in {
         ("--gamma", "2"): "--gamma takes a number from 0 to 1, not 2.0",
-        ("--evaluate", "x"): "--evaluate takes a run folder with a model.pt, and x has none",
+        ("--evaluate", "x"): "--evaluate takes a run folder with its model.pt, and x has none",
+        ("--evaluate", str(bare)): f"--evaluate takes a run folder with its args.json, and {bare} has none",
+        ("--evaluate", str(strange)): f"--evaluate takes a run of this version of {name}, and {strange} is another's",
         (
             "--env-id",
             "Nope-v1",
