@@ -357,7 +357,7 @@ def test_bad_folders_are_refused(train: Train, capsys: pytest.CaptureFixture[str
         (folder / "model.pt").write_bytes(contents)
         assert "FOLDER takes a run folder with a valid model.pt of this script" in refusal(capsys, folder)
     (folder / "model.pt").unlink()
-    assert "FileNotFoundError" in refusal(capsys, folder)
+    assert "has only a checkpoint: --resume it" in refusal(capsys, folder)
     (folder / "model.pt").write_bytes(model)
     (folder / "model.onnx").mkdir()
     assert "FOLDER takes a run folder that can be written" in refusal(capsys, folder)

@@ -203,6 +203,16 @@ def test_folders_of_other_scripts_and_of_none(tmp_path: Path, capsys: pytest.Cap
         (folder / "args.json").write_text(text)
         assert "has none (" in refusal(capsys, parse_args, Args, ["--resume", str(folder)])
     assert "has none (" in refusal(capsys, parse_args, Args, ["--evaluate", str(tmp_path / "nothing")])
+    sentence = refusal(capsys, parse_args, Args, ["--evaluate", str(folder), "--resume", str(folder)])
+    assert sentence == "--resume and --evaluate exclude each other: give one of the two"
+
+
+def test_a_killed_run_has_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its checkpoint can be resumed."""
+    assert "valid model.pt" in refusal(capsys, load_model, tmp_path, {})
+    (tmp_path / "checkpoint.pt").touch()
+    sentence = refusal(capsys, load_model, tmp_path, {})
+    assert sentence.endswith(f"and {tmp_path} has only a checkpoint: --resume it, if it was killed")
 
 
 # === The loop ===

@@ -128,6 +128,8 @@ def parse_args(cls: type[ArgsT], argv: Sequence[str] | None = None) -> ArgsT:
     Exits with one sentence if the run folder is not one of this script, or if an argument may not change.
     """
     args: Any = tyro.cli(cls, args=argv)
+    if args.resume is not None and args.evaluate is not None:
+        fail("--resume and --evaluate exclude each other: give one of the two")
     flag, folder = ("resume", args.resume) if args.resume is not None else ("evaluate", args.evaluate)
     if folder is None:
         return args
@@ -1217,6 +1219,9 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "--evaluate") -> None:
     """Loads the parts of a run's model.pt; exits with one sentence, which begins with `flag`, if that fails."""
+    takes = f"{flag} takes a run folder with a valid model.pt of this script"
+    if not (folder / "model.pt").exists() and (folder / "checkpoint.pt").exists():
+        fail(f"{takes}, and {folder} has only a checkpoint: --resume it, if it was killed")
     try:
         state = read_file(folder / "model.pt")
         for name, part in flatten(parts).items():
@@ -1225,7 +1230,7 @@ def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "--evaluate")
             raise ValueError("its weights are not finite numbers")
     except Exception as error:  # each kind of damage has its own
         reason = describe_error(error)[:300]
-        fail(f"{flag} takes a run folder with a valid model.pt of this script, and {folder} has none ({reason})")
+        fail(f"{takes}, and {folder} has none ({reason})")
 
 
 def flatten(parts: Mapping[str, Any]) -> dict[str, Any]:
