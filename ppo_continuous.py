@@ -560,9 +560,8 @@ if not TYPE_CHECKING and not HAS_UTILS:
         args = tyro.cli(cls)
         if args.evaluate is None:
             return args
-        for name in ("model.pt", "args.json"):
-            if not (args.evaluate / name).exists():
-                fail(f"--evaluate takes a run folder with its {name}, and {args.evaluate} has none")
+        if not all((args.evaluate / name).exists() for name in ("args.json", "model.pt")):
+            fail(f"--evaluate takes a run folder with args.json and model.pt, and {args.evaluate} lacks one of them")
         saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
         off = ("track", "capture_video", "upload_model")
         saved |= dict.fromkeys(off, False)

@@ -98,8 +98,8 @@ def test_copied_alone_into_an_empty_folder(
     (strange / "args.json").write_text('{"own_flag": 1}')
     for bad, sentence in {
         ("--gamma", "2"): "--gamma takes a number from 0 to 1, not 2.0",
-        ("--evaluate", "x"): "--evaluate takes a run folder with its model.pt, and x has none",
-        ("--evaluate", str(bare)): f"--evaluate takes a run folder with its args.json, and {bare} has none",
+        ("--evaluate", "x"): "--evaluate takes a run folder with args.json and model.pt, and x lacks",
+        ("--evaluate", str(bare)): f"--evaluate takes a run folder with args.json and model.pt, and {bare} lacks",
         ("--evaluate", str(strange)): f"--evaluate takes a run of this version of {name}, and {strange} is another's",
         (
             "--env-id",

@@ -141,7 +141,7 @@ def test_sizes(variant: str) -> None:
 
 
 def test_the_functions_that_main_compiles_take_its_example(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`compiled` calls a function with the example of `main`: here without a compiler, which tests on the CPU lack."""
+    """Calls the plain functions with the example that `main` gives `compiled`: most tests have `--no-compile`."""
     script = load_script(variant)
     if variant in ASYNCHRONOUS or not hasattr(script, "compiled"):
         pytest.skip("compiles nothing in this process")

@@ -1113,7 +1113,7 @@ class CudaGraphs:
 def compiled(function: FunctionT, *example: Any) -> FunctionT:
     """Compiles the function by calling it with example arguments; where that fails, warns and returns it as it is."""
     began, reason = time.perf_counter(), ""
-    duration = "some seconds, or up to two minutes the first time on a machine"
+    duration = "some seconds, or up to two minutes the first time with a task"
     print(f"compiling {function.__name__}: {duration}", flush=True)
     try:
         os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "."), exist_ok=True)  # where PyTorch keeps the result
