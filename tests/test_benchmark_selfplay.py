@@ -91,9 +91,9 @@ def test_how_badly_runs_are_beaten(train_selfplay: Train, capsys: pytest.Capture
         scores = [float(row["score"]) for row in rows if row["policy"] == policy]
         assert lines[-1].split(" | ")[2 + number].startswith(f"{sum(scores) / 2:.2f} [")
     content = args.csv.read_text()
-    name, _, policy, steps, *rest, score, commit = content.splitlines()[1].split(",")
-    others = [name, runs[0].name, policy, "256", *rest, "9", commit], [name, "older", policy, steps, *rest, "9", commit]
-    args.csv.write_text(content + "".join(f"{','.join(row)}\n" for row in others))
+    older, longer = (content.splitlines()[1].split(",") for _ in range(2))
+    older[1], older[6], longer[3], longer[6] = "older", "9", "256", "9"
+    args.csv.write_text(content + "".join(f"{','.join(row)}\n" for row in (older, longer)))
     print_exploitability(args)
     assert capsys.readouterr().out.splitlines()[-1] == lines[-1]
     assert len(list(Path("runs").iterdir())) == 7
