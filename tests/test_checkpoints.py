@@ -342,7 +342,9 @@ def test_refusals(any_script: ModuleType, capsys: pytest.CaptureFixture[str]) ->
     assert run(any_script, *argv) == 0
     folder = only_run()
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    for flag, value in (("--seed", "2"), ("--gamma", "0.5"), ("--exp-name", "other"), ("--evaluate", str(folder))):
+    both = bad_resume(any_script, capsys, "--resume", str(folder), "--evaluate", str(folder))
+    assert both == "error: --resume and --evaluate exclude each other: give one of the two\n"
+    for flag, value in (("--seed", "2"), ("--gamma", "0.5"), ("--exp-name", "other")):
         sentence = bad_resume(any_script, capsys, "--resume", str(folder), flag, value)
         assert sentence.startswith(f"error: {flag} cannot change with --resume: the run has ")
         assert sentence.endswith(f", and {value} was given\n")
