@@ -54,9 +54,11 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.fixture(autouse=True)
 def process_state() -> Iterator[None]:
-    """Undoes what a script's `main` changes in the process: signal handlers, subnormal numbers, a run that began."""
+    """Undoes what `main` of a script changes in the process: signal handlers, subnormal numbers, the path, `trains`."""
+    paths = list(sys.path)
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
     yield
+    sys.path[:] = paths  # `vectorize` adds the working folder
     torch.set_flush_denormal(False)  # Hypothesis refuses to run with it
     for signum, handler in handlers.items():
         signal.signal(signum, handler)

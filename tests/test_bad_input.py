@@ -155,6 +155,22 @@ def test_missing_optional_package(
     assert run(script, capsys, flag) == f"error: {flag} needs the package {package}: pip install {package}\n"
 
 
+def test_where_else_to_look(script: ModuleType, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that Gymnasium does not know: the sentence tells of modules, and of the scripts for games."""
+    sentence = run(script, capsys, "--env-id", "sumo")
+    assert sentence.startswith("error: --env-id sumo cannot be made: NameNotFound: ")
+    assert sentence.endswith("imports the module that has the task; games between teams are for *_selfplay.py)\n")
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_task_in_the_working_folder(script: ModuleType, train: Train, tmp_path: Path, vectorization: str) -> None:
+    """Its module is found there, wherever the script is."""
+    task = 'import gymnasium as gym\n\ngym.register("Own-v0", "gymnasium.envs.classic_control:PendulumEnv", 50)\n'
+    (tmp_path / f"own_{vectorization}.py").write_text(task)
+    folder = train(script, env_id=f"own_{vectorization}:Own-v0", vectorization=vectorization)
+    assert (folder / "model.pt").exists()
+
+
 def run_alone(script: ModuleType, folder: Path, words: str, **variables: str) -> str:
     """The same in a process of its own, because W&B and MuJoCo read their variables once."""
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), "NETRC": str(folder / "netrc")} | variables

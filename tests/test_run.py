@@ -202,7 +202,8 @@ def test_folders_of_other_scripts_and_of_none(tmp_path: Path, capsys: pytest.Cap
     for text in ("", "[1, 2]", "3", "null", '"text"', "{}x", "\x00"):
         (folder / "args.json").write_text(text)
         assert "has none (" in refusal(capsys, parse_args, Args, ["--resume", str(folder)])
-    assert "has none (" in refusal(capsys, parse_args, Args, ["--evaluate", str(tmp_path / "nothing")])
+    for path in (tmp_path / "nothing", folder / "args.json"):
+        assert refusal(capsys, parse_args, Args, ["--evaluate", str(path)]).endswith(f"and {path} is not a folder")
     sentence = refusal(capsys, parse_args, Args, ["--evaluate", str(folder), "--resume", str(folder)])
     assert sentence == "--resume and --evaluate exclude each other: give one of the two"
 
@@ -213,6 +214,14 @@ def test_a_killed_run_has_no_model(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "checkpoint.pt").touch()
     sentence = refusal(capsys, load_model, tmp_path, {})
     assert sentence.endswith(f"and {tmp_path} has only a checkpoint: --resume it, if it was killed")
+
+
+def test_a_model_of_other_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As after a change of the script."""
+    torch.save({"agent": torch.nn.Linear(2, 3).state_dict()}, tmp_path / "model.pt")
+    for changed in (torch.nn.Linear(2, 4), torch.nn.Sequential(torch.nn.Linear(2, 3))):
+        sentence = refusal(capsys, load_model, tmp_path, {"agent": changed})
+        assert "the networks of its model differ from those of the file (RuntimeError: Error(s) in" in sentence
 
 
 # === The loop ===

@@ -339,6 +339,12 @@ def test_choices_of_a_scripted_player_are_checked(choice: float, is_legal: bool)
         make_team_env("vector_game:Choosing", 2, kwargs)
 
 
+def test_tasks_for_one_agent_are_told() -> None:
+    """The sentence names the scripts for them."""
+    with pytest.raises(ValueError, match="^Pendulum-v1 is a task for one agent: .* sac_continuous.py or ppo_contin"):
+        make_team_env("Pendulum-v1", 2)
+
+
 def test_a_fault_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file and the line of a user's game."""
     (tmp_path / "typo_game.py").write_text("def parallel_env():\n    return actoin\n")

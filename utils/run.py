@@ -151,7 +151,9 @@ def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) 
     Exits with one sentence, which begins with `flag`, if they are missing or wrong.
     Flags that an older version did not have get their defaults, with a warning.
     """
-    takes = f"{flag} takes a run folder with the args.json of this script, and {folder} has none"
+    takes = f"{flag} takes a run folder with the args.json of this script, and {folder}"
+    if not folder.is_dir():
+        fail(f"{takes} is not a folder")
     try:
         saved = json.loads((folder / "args.json").read_text())
         script, own = saved.pop("script", None), script_of(cls).name
@@ -169,7 +171,7 @@ def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) 
         check_types(args, saved)
         check_limits(args, limits or {})
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        fail(f"{takes} ({one_line(error)})")
+        fail(f"{takes} has none ({one_line(error)})")
     if missing:
         values = ", ".join(f"{flag_of(name)} is {value}" for name, value in missing.items())
         warn(f"{folder} is of a version without some flags, which have their defaults: {values}")
@@ -297,6 +299,8 @@ def vectorize(
     with `render_mode`. `context` is how processes begin, for `multiprocessing`. Exits with one sentence if the task
     does not suit these scripts. An exception of a task becomes a TaskError that says which environment raised it.
     """
+    if os.getcwd() not in sys.path:  # the script may lie elsewhere: --env-id module:id finds the user's module
+        sys.path.append(os.getcwd())
     fns = [partial(TaskEnv, make_env, i, None if i else video) for i, make_env in enumerate(env_fns)]
     is_async = args.vectorization == "async" and args.evaluate is None
     vector_class: Any = gym.vector.AsyncVectorEnv if is_async else LeanVectorEnv
@@ -436,8 +440,7 @@ class TaskEnvs(gym.vector.VectorWrapper):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # raised by Gymnasium or by the task's own code
-            is_unknown = isinstance(error, UNKNOWN_TASK)
-            hint = "; module:id imports the module that has the task" if is_unknown else place_of(error)
+            hint = UNKNOWN_HINT if isinstance(error, UNKNOWN_TASK) else place_of(error)
             cannot_be_made(f"{env_id} cannot be made: {describe_error(error)}{hint}", error)
         envs, self.copies = self.env, copies
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -521,6 +524,7 @@ class TaskEnvs(gym.vector.VectorWrapper):
 
 
 UNKNOWN_TASK = (gym.error.NamespaceNotFound, gym.error.NameNotFound)
+UNKNOWN_HINT = " (module:id imports the module that has the task; games between teams are for *_selfplay.py)"
 
 
 def has_range(space: gym.spaces.Box) -> bool:
@@ -1230,7 +1234,9 @@ def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "--evaluate")
             raise ValueError("its weights are not finite numbers")
     except Exception as error:  # each kind of damage has its own
         reason = describe_error(error)[:300]
-        fail(f"{takes}, and {folder} has none ({reason})")
+        has_others = "in loading state_dict" in reason
+        what = "the networks of its model differ from those of the file" if has_others else f"{folder} has none"
+        fail(f"{takes}, and {what} ({reason})")
 
 
 def flatten(parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from utils.run import cannot_be_made, close_quietly, fail, parse_json, warn
 from utils.video import MAX_FRAMES
 
 try:
+    import gymnasium as gym
     from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatdim, flatten
     from pettingzoo.utils.conversions import parallel_to_aec_wrapper, turn_based_aec_to_parallel
     from pettingzoo.utils.conversions import turn_based_aec_to_parallel_wrapper as TurnBased
@@ -904,6 +905,8 @@ def make_team_env(
     Raises ValueError, one sentence that begins with `env_id`, if there is no such game or no policy here can play it.
     """
     kwargs = env_kwargs or {}
+    if env_id in gym.registry:
+        raise BadGame(f"{env_id} is a task for one agent: train on it with sac_continuous.py or ppo_continuous.py")
     module, colon, name = BUILT_IN.get(env_id, env_id).partition(":")
     with refusal(f"{env_id} is neither a built-in game ({', '.join(BUILT_IN)}) nor a module that can be imported"):
         found: Any = importlib.import_module(module)
