@@ -97,7 +97,7 @@ class Args:
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
     target_kl: float | None = 0.025  # no further pass over a rollout once a pass has a mean KL divergence above this
-    std_min: float | None = 0.2  # least standard deviation of actions in [-1, 1], half its start; None: none, start 1
+    std_min: float | None = 0.2  # least standard deviation of the policy, which starts at twice this; None: starts at 1
 
     @property
     def batch_size(self) -> int:
@@ -497,7 +497,7 @@ def main(args: Args) -> Path:
     with Run(args, envs, total_steps, stride, model={"agent": agent}, rest=rest) as run:
         gradient_fn: GradientFn = compute_update_gradient
         if args.compile:
-            shapes = [(obs_dim,), (action_dim,), (), (), (), ()]
+            shapes = [(obs_dim,), (action_dim,), (), (), (), ()]  # of an example: the columns of `make_batch`
             minibatch = tuple(torch.zeros((args.minibatch_size, *shape), device=device) for shape in shapes)
             gradient_fn = compiled(compute_update_gradient, agent, minibatch, args)
         # `run.steps()` yields the number of steps taken so far, and a seed where episodes begin anew. Between two

@@ -276,7 +276,7 @@ class TwinLinear(nn.Module):
 
 
 class TwinQNetwork(nn.Module):
-    """Both critics. Each parameter has a row for each, so layers of `torch.nn` do not fit: see `docs/sac.md`."""
+    """Both critics. Row k of each parameter is critic k's, so layers of `torch.nn` do not fit: see `docs/sac.md`."""
 
     def __init__(self, input_dim: int, output_dim: int) -> None:
         super().__init__()
@@ -284,7 +284,7 @@ class TwinQNetwork(nn.Module):
         for fan_in, fan_out in itertools.pairwise((input_dim, *HIDDEN_SIZES)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
         self.net = nn.Sequential(*layers, TwinLinear(fan_out, output_dim))
-        assert all(len(x) == 2 for x in self.parameters()), "each critic needs a row: see TwinLayerNorm in docs/sac.md"
+        assert all(len(x) == 2 for x in self.parameters()), "no row for each critic: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Box: observations and actions (batch_size, ...) to both values (2, batch_size, 1).

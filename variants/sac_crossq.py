@@ -301,7 +301,7 @@ class TwinQNetwork(nn.Module):
         super().__init__()
         self.net = NormalizedNet(TwinLinear, (2, 1), warmup, (obs_dim + action_dim, *QF_HIDDEN_SIZES, NUM_BINS))
         self.edges = nn.Buffer(torch.linspace(-MAX_VALUE, MAX_VALUE, NUM_BINS + 1))
-        assert all(len(x) == 2 for x in self.parameters()), "each critic needs a row: see TwinLayerNorm in docs/sac.md"
+        assert all(len(x) == 2 for x in self.parameters()), "no row for each critic: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, obs: Tensor, actions: Tensor, train: bool = False) -> Tensor:
         """Observations (n, obs_dim) and actions (n, action_dim) to logits (2, n, NUM_BINS) of both histograms."""
@@ -430,7 +430,7 @@ def compute_qf_loss(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tu
 
 def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """The policy's loss (eq. 9), and the log-probabilities (batch_size,) of the actions that it was computed from."""
-    mean, log_std = agent.actor(obs, train=True)  # obs as the networks take them
+    mean, log_std = agent.actor(obs, train=True)  # obs as the networks take them, not as the task gives them
     actions, log_prob = sample_actions(mean, log_std, noise)
     qf_values = agent.qf.values(agent.qf(obs, actions))
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - qf_values.amin(0)).mean()

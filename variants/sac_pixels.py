@@ -301,7 +301,7 @@ class TwinLinear(nn.Module):
 
 
 class TwinQNetwork(nn.Module):
-    """Both critics. Each parameter has a row for each, so layers of `torch.nn` do not fit: see `docs/sac.md`."""
+    """Both critics. Row k of each parameter is critic k's, so layers of `torch.nn` do not fit: see `docs/sac.md`."""
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()
@@ -309,7 +309,7 @@ class TwinQNetwork(nn.Module):
         for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, *HIDDEN_SIZES)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
         self.net = nn.Sequential(*layers, TwinLinear(fan_out, 1))
-        assert all(len(x) == 2 for x in self.parameters()), "each critic needs a row: see TwinLayerNorm in docs/sac.md"
+        assert all(len(x) == 2 for x in self.parameters()), "no row for each critic: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Observations (batch_size, obs_dim) and actions (batch_size, action_dim) to both values (2, batch_size)."""
@@ -462,7 +462,7 @@ def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tenso
 
 def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """The policy's loss (eq. 9), and the log-probabilities (batch_size,) of the actions that it was computed from."""
-    mean, log_std = agent.actor(obs)  # obs as the networks take them
+    mean, log_std = agent.actor(obs)  # obs as the networks take them, not as the task gives them
     actions, log_prob = sample_actions(mean, log_std, noise)
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(obs, actions).amin(0)).mean()
     metrics = {"losses/actor_loss": actor_loss, "losses/entropy": -log_prob.mean(), "losses/policy_mean": mean.mean()}

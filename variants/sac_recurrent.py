@@ -291,7 +291,7 @@ class TwinLinear(nn.Module):
 
 
 class TwinQNetwork(nn.Module):
-    """Both critics. Each parameter has a row for each, so layers of `torch.nn` do not fit: see `docs/sac.md`."""
+    """Both critics. Row k of each parameter is critic k's, so layers of `torch.nn` do not fit: see `docs/sac.md`."""
 
     def __init__(self, feature_dim: int, action_dim: int, hidden_size: int) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ class TwinQNetwork(nn.Module):
         for fan_in, fan_out in itertools.pairwise((feature_dim + action_dim, hidden_size, hidden_size)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
         self.net = nn.Sequential(*layers, TwinLinear(fan_out, 1))
-        assert all(len(x) == 2 for x in self.parameters()), "each critic needs a row: see TwinLayerNorm in docs/sac.md"
+        assert all(len(x) == 2 for x in self.parameters()), "no row for each critic: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, features: Tensor, actions: Tensor) -> Tensor:
         """Features (batch_size, feature_dim) and actions (batch_size, action_dim) to both values (2, batch_size)."""

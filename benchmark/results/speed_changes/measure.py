@@ -59,7 +59,7 @@ BOTH_CRITICS = """        layers: list[nn.Module] = []
         for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, *HIDDEN_SIZES)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
         self.net = nn.Sequential(*layers, TwinLinear(fan_out, 1))
-        assert all(len(x) == 2 for x in self.parameters()), "each critic needs a row: see TwinLayerNorm in docs/sac.md"
+        assert all(len(x) == 2 for x in self.parameters()), "no row for each critic: see TwinLayerNorm in docs/sac.md"
 """
 TWO_CRITICS = """        self.nets = nn.ModuleList(mlp(obs_dim + action_dim, *HIDDEN_SIZES, 1) for _ in range(2))
 """
