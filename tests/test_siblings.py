@@ -37,11 +37,6 @@ MAX_CHANGED_LINES = {  # of `diff A B | grep -c '^[<>]'`, both without the stand
     ("ppo_selfplay", "sac_selfplay"): 654,
     ("ppo_continuous", "ppo_selfplay"): 515,
     ("sac_continuous", "sac_selfplay"): 631,
-    ("sac_continuous", "variants/sac_value_network"): 400,
-    ("sac_continuous", "variants/sac_recurrent"): 400,
-    ("sac_continuous", "variants/sac_rewards"): 400,
-    ("sac_continuous", "variants/sac_crossq"): 400,
-    ("sac_continuous", "variants/sac_pixels"): 400,
 }
 
 
@@ -95,15 +90,19 @@ def test_shared_code_is_the_same_to_the_letter(pair: tuple[str, str]) -> None:
     assert {name for name in first.keys() & second.keys() if first[name] != second[name]} == MAY_DIFFER[pair]
 
 
-@pytest.mark.parametrize("pair", list(MAX_CHANGED_LINES), ids=" ".join)
-def test_diffs_stay_small(pair: tuple[str, str], tmp_path: Path) -> None:
-    """Lines that only one of the two has."""
-    paths = [tmp_path / "first.py", tmp_path / "second.py"]
+def count_changed_lines(pair: tuple[str, str], folder: Path) -> int:
+    """Lines that only one of the two has, without the stand-ins."""
+    paths = [folder / "first.py", folder / "second.py"]
     for path, script in zip(paths, pair, strict=True):
         path.write_text(without_stand_in(script))
     result = subprocess.run(["diff", *map(str, paths)], capture_output=True, text=True, check=False)
-    changed = re.findall(r"^[<>]", result.stdout, re.MULTILINE)
-    assert len(changed) <= MAX_CHANGED_LINES[pair], len(changed)
+    return len(re.findall(r"^[<>]", result.stdout, re.MULTILINE))
+
+
+@pytest.mark.parametrize("pair", list(MAX_CHANGED_LINES), ids=" ".join)
+def test_diffs_stay_small(pair: tuple[str, str], tmp_path: Path) -> None:
+    """No more lines differ than today, and some percent."""
+    assert count_changed_lines(pair, tmp_path) <= MAX_CHANGED_LINES[pair]
 
 
 def test_no_script_imports_another() -> None:
