@@ -500,7 +500,7 @@ def main(args: Args) -> Path:
     rest = {"optimizer": optimizers, "counters": counters}  # of a checkpoint, besides model and buffer
     with Run(args, envs, total_steps, stride, model={"agent": agent}, rest=rest, buffers={"replay": buffer}) as run:
         gradient_fns = PLAIN
-        if args.compile:
+        if args.compile and args.learning_starts < total_steps:
             batch = buffer.gather(torch.zeros(args.batch_size, dtype=torch.int64, device=device))
             example = agent, batch, torch.zeros_like(batch[1]), args
             gradient_fns = compiled(compute_qf_gradient, *example), compiled(compute_actor_gradient, *example)

@@ -592,7 +592,7 @@ def main(args: Args) -> Path:
     rest = {"optimizer": optimizers, "counters": counters}  # of a checkpoint, besides model and buffer
     with Run(args, envs, total_steps, stride, model={"agent": agent}, rest=rest, buffers={"replay": buffer}) as run:
         gradient_fns = PLAIN
-        if args.compile:
+        if args.compile and args.learning_starts < total_steps:
             batch = buffer.gather(torch.zeros(args.batch_size, dtype=torch.int64, device=device))
             example = agent, batch, torch.zeros_like(batch[1]), args
             statistics = copy.deepcopy(agent.state_dict())  # which compiling changes, since it runs the example

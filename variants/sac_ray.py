@@ -706,7 +706,7 @@ def main(args: Args) -> Path:
     with Run(args, connection, total_steps, stride, model={"agent": agent}, rest=rest) as run:
         exchange = Exchange(args, run, agent, optimizers["policy"].vector, shards, counters)
         gradient_fns = PLAIN
-        if args.compile:
+        if args.compile and args.learning_starts < total_steps:
             shapes = (obs_dim,), (action_dim,), (), (obs_dim,), ()
             batch = tuple(torch.zeros((args.batch_size, *shape), device=device) for shape in shapes)
             example = agent, batch, torch.zeros_like(batch[1]), args

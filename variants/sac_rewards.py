@@ -661,7 +661,7 @@ def main(args: Args) -> Path:
     rest = {"optimizer": optimizers, "counters": counters}  # of a checkpoint, besides model and buffer
     with Run(args, envs, total_steps, stride, model={"agent": agent}, rest=rest, buffers={"replay": buffer}) as run:
         gradient_fns = PLAIN
-        if args.compile:
+        if args.compile and args.learning_starts < total_steps:
             indices = torch.zeros(args.batch_size, dtype=torch.int64, device=device)
             batch = sum((source.gather(indices) for source in sources), ())
             example = agent, batch, torch.zeros_like(batch[1]), args
