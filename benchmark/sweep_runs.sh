@@ -124,15 +124,16 @@ case $1 in
         ;;
     sac_rewards) # a reward that the task's own does not lead to: with random network distillation, with curiosity, without
         flags="--learning-starts 1000 --total-timesteps 10000 --eval-freq 1000 --checkpoint-freq 0 --no-cuda"
-        rewards() { # EXPERIMENT SCRIPT FLAGS
+        rewards() { # EXPERIMENT SCRIPT FIRST_SEED NUM_SEEDS FLAGS
             sweep --script "$repository/$2.py" --exp-name "$1" --folder "sweeps/rewards_$1" --env-ids MountainCarContinuous-v0 \
-                --first-seed 106 --num-seeds 5 --workers "${workers:-2}" -- $flags "${@:3}"
+                --first-seed "$3" --num-seeds "$4" --workers "${workers:-2}" -- $flags "${@:5}"
         }
-        rewards rnd variants/sac_rewards --streams extrinsic,rnd
-        rewards curiosity02 variants/sac_rewards --streams extrinsic,curiosity:0.2
-        rewards without sac_continuous
-        report sac_rewards sweeps/rewards_{rnd,curiosity02,without} --labels rnd="random network distillation" \
-            curiosity02="curiosity, strength 0.2" without="sac_continuous.py"
+        rewards rnd variants/sac_rewards 106 5 --streams extrinsic,rnd
+        rewards curiosity01 variants/sac_rewards 111 10 --streams extrinsic,curiosity:0.1
+        rewards curiosity02 variants/sac_rewards 101 10 --streams extrinsic,curiosity:0.2
+        rewards without sac_continuous 106 5
+        report sac_rewards sweeps/rewards_{rnd,curiosity01,curiosity02,without} --labels rnd="random network distillation" \
+            curiosity01="curiosity, strength 0.1" curiosity02="curiosity, strength 0.2" without="sac_continuous.py"
         ;;
     sac_gail) # imitation of PPO's policy without rewards, and on a task whose episodes can end; two hours of one core
         expert() { # TASK STEPS; sets `demonstrations`
