@@ -99,16 +99,6 @@ class Args:
     target_kl: float | None = 0.025  # no further pass over a rollout once a pass has a mean KL divergence above this
     std_min: float | None = 0.2  # least standard deviation of the policy, which starts at twice this; None: starts at 1
 
-    @property
-    def batch_size(self) -> int:
-        """Transitions of a rollout over all environments."""
-        return self.num_envs * self.num_steps
-
-    @property
-    def minibatch_size(self) -> int:
-        """Transitions of a minibatch."""
-        return self.batch_size // self.num_minibatches
-
 
 LIMITS = {
     "gamma gae_lambda": (0, 1),
@@ -123,8 +113,9 @@ LIMITS = {
 
 def check_args(args: Args) -> None:
     """Checks what limits cannot express; exits with one sentence."""
-    if args.batch_size % args.num_minibatches != 0 or args.minibatch_size < 2:
-        rule = f"a divisor of the {args.batch_size} steps of a rollout that leaves two steps or more to a minibatch"
+    batch_size = args.num_envs * args.num_steps
+    if batch_size % args.num_minibatches != 0 or batch_size < 2 * args.num_minibatches:
+        rule = f"a divisor of the {batch_size} steps of a rollout that leaves two steps or more to a minibatch"
         fail(f"--num-minibatches takes {rule}, not {args.num_minibatches}")
 
 
@@ -251,8 +242,7 @@ class Agent(nn.Module):
 
         def act(obs: np.ndarray, noise: np.ndarray | float = 0.0) -> np.ndarray:
             obs = obs.astype(np.float32)  # as in the rollout, so that the update sees the same numbers
-            x = ((obs - obs_mean) / obs_std).clip(-10.0, 10.0) if self.norm_obs else obs
-            x = x.astype(np.float32)
+            x = ((obs - obs_mean) / obs_std).clip(-10.0, 10.0).astype(np.float32) if self.norm_obs else obs
             for w, b in hidden:
                 x = np.tanh(x @ w.T + b)
             return x @ weight.T + bias + std * noise
@@ -487,7 +477,7 @@ def main(args: Args) -> Path:
     # --- environments, networks, storage ---
     envs = make_envs(args, args.num_envs)
     obs_dim, action_dim = flatdim(envs.single_observation_space), flatdim(envs.single_action_space)
-    stride = args.batch_size  # environment steps of an iteration
+    stride = args.num_envs * args.num_steps  # environment steps of an iteration
     total_steps = -(-args.total_timesteps // stride) * stride  # rounded up to whole iterations
     agent = Agent(envs, args).to(device)
     optimizer = Adam(agent.parameters(), args.learning_rate, 0.9, 0.999, 1e-5)
@@ -498,7 +488,7 @@ def main(args: Args) -> Path:
         gradient_fn: GradientFn = compute_update_gradient
         if args.compile:
             shapes = [(obs_dim,), (action_dim,), (), (), (), ()]  # of an example: the columns of `make_batch`
-            minibatch = tuple(torch.zeros((args.minibatch_size, *shape), device=device) for shape in shapes)
+            minibatch = tuple(torch.zeros((stride // args.num_minibatches, *shape), device=device) for shape in shapes)
             gradient_fn = compiled(compute_update_gradient, agent, minibatch, args)
         # `run.steps()` yields the number of steps taken so far, and a seed where episodes begin anew. Between two
         # iterations it writes the checkpoints, and after the last one model.pt.
@@ -546,7 +536,6 @@ def main(args: Args) -> Path:
 if not TYPE_CHECKING and not HAS_UTILS:
     import sys
     import time
-    from dataclasses import asdict
 
     import tyro
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
@@ -557,17 +546,15 @@ if not TYPE_CHECKING and not HAS_UTILS:
         raise SystemExit(2)
 
     def parse_args(cls):
-        args = tyro.cli(cls)
-        if args.evaluate is None:
+        args, off = tyro.cli(cls), ("track", "capture_video", "upload_model")
+        if (folder := args.evaluate) is None:
             return args
-        if not all((args.evaluate / name).exists() for name in ("args.json", "model.pt")):
-            fail(f"--evaluate takes a run folder with args.json and model.pt, and {args.evaluate} lacks one of them")
-        saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
-        off = ("track", "capture_video", "upload_model")
-        saved |= dict.fromkeys(off, False)
+        if not all((folder / name).exists() for name in ("args.json", "model.pt")):
+            fail(f"--evaluate takes a run folder with args.json and model.pt, and {folder} lacks one of them")
+        saved = json.loads((folder / "args.json").read_text()) | dict.fromkeys(off, False) | {"evaluate": folder}
         saved.pop("script", None)  # which a run with utils/run.py has
         if saved.keys() != vars(args).keys():
-            fail(f"--evaluate takes a run of this version of {Path(__file__).name}, and {args.evaluate} is another's")
+            fail(f"--evaluate takes a run of this version of {Path(__file__).name}, and {folder} is another's")
         args = tyro.cli(cls, default=cls(**saved))
         for name, value in saved.items():
             if getattr(args, name) != value and name not in (*off, "seed", "eval_episodes"):
@@ -582,12 +569,10 @@ if not TYPE_CHECKING and not HAS_UTILS:
             if (value := getattr(args, name)) is not None and not low <= value <= high:
                 fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:.10g}, not {value}")
 
-    class Copies(gym.ObservationWrapper):  # a task may write the next observation into the same array
-        observation = staticmethod(np.array)
-
     def vectorize(env_fns, args, video):
         is_async = args.vectorization == "async" and args.evaluate is None
-        env_fns = [lambda make_env=make_env: Copies(make_env()) for make_env in env_fns]
+        copying = gym.wrappers.TransformObservation  # a task may write the next observation into the same array
+        env_fns = [lambda make_env=make_env: copying(make_env(), np.array, None) for make_env in env_fns]
         try:
             envs = (AsyncVectorEnv if is_async else SyncVectorEnv)(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
         except Exception as error:  # raised by Gymnasium or by the task's own code
@@ -623,7 +608,7 @@ if not TYPE_CHECKING and not HAS_UTILS:
             while self.folder.exists():  # of a run that began in the same second
                 self.folder = self.folder.with_name(self.folder.name + "-2")
             self.writer = SummaryWriter(str(self.folder))
-            (self.folder / "args.json").write_text(json.dumps(asdict(args)))
+            (self.folder / "args.json").write_text(json.dumps(vars(args)))
 
         def __enter__(self):
             return self
@@ -637,7 +622,7 @@ if not TYPE_CHECKING and not HAS_UTILS:
                 if begins_anew:
                     seed = int(np.random.SeedSequence((self.args.seed, self.global_step)).generate_state(1)[0]) // 2
                     random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
-                    self.running, self.finished = None, []
+                    self.running, self.finished = np.zeros((2, self.args.num_envs)), []
                 yield self.global_step, seed if begins_anew else None
                 begins_anew = self.due(self.args.checkpoint_freq)
                 self.global_step += self.stride
@@ -649,8 +634,6 @@ if not TYPE_CHECKING and not HAS_UTILS:
                     raise FloatingPointError(f"{name} is not a finite number after step {self.global_step:,}")
 
         def record(self, rewards, dones):
-            if self.running is None:
-                self.running = np.zeros((2, len(rewards)))
             self.running += rewards, np.ones(len(rewards))
             self.finished += list(self.running[:, dones].T)
             self.running[:, dones] = 0.0
@@ -675,8 +658,7 @@ if not TYPE_CHECKING and not HAS_UTILS:
                 self.save()
             if (self.folder / "model.pt").exists():
                 print(f"next: python {sys.argv[0]} --evaluate {self.folder}")
-            self.envs.close()
-            self.writer.close()
+            self.envs.close(), self.writer.close()
             if kind is KeyboardInterrupt:
                 raise SystemExit(130)
 

@@ -1,14 +1,12 @@
 """Proximal policy optimisation (PPO) with self-play: any game between teams, symmetric or asymmetric.
 
 The algorithm is that of `ppo_continuous.py` (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7 and 9;
-Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). `diff ppo_continuous.py ppo_selfplay.py` shows that
-GAE and both losses are the same. Self-play adds actors for discrete actions (one categorical distribution a branch,
-with masks), networks for each behaviour, and in `main` the calls of `matches`. `utils/matches.py` assigns players to
-teams, rates them, takes snapshots and changes turns; `utils/snapshot_pool.py` draws the opponents.
+Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). Discrete actions have one categorical distribution a
+branch. `diff ppo_continuous.py ppo_selfplay.py` shows what self-play adds.
 
 Self-play follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one policy
-with its own optimiser, pool and rating; the *learner* is the behaviour whose turn it is to learn. `docs/selfplay.md`
-explains how opponents are chosen and rated, and has the results.
+with its own optimisers, pool and rating; the *learner* is the one whose turn it is. `utils/matches.py` chooses who
+plays, rates the games and takes the snapshots. `docs/selfplay.md` has the rest.
 
     python ppo_selfplay.py
     python ppo_selfplay.py --env-id pursuit
@@ -121,16 +119,6 @@ class Args:
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
     target_kl: float | None = None  # no further pass over a rollout once a pass has a mean KL divergence above this
 
-    @property
-    def batch_size(self) -> int:
-        """Game steps of a rollout over all games."""
-        return self.num_games * self.num_steps
-
-    @property
-    def minibatch_size(self) -> int:
-        """Game steps of a minibatch; each has a row for each of the learner's agents."""
-        return self.batch_size // self.num_minibatches
-
 
 LIMITS = {
     "gamma gae_lambda": (0, 1),
@@ -156,10 +144,10 @@ PER_BEHAVIOR += "ent_coef vf_coef max_grad_norm target_kl team_change"
 
 def check_args(args: Args) -> None:
     """Checks what limits cannot express; exits with one sentence."""
-    if args.batch_size % args.num_minibatches != 0 or args.minibatch_size < 2:
-        rule = f"a divisor of the {args.batch_size} steps of a rollout that leaves two steps or more to a minibatch"
+    batch_size = args.num_games * args.num_steps
+    if batch_size % args.num_minibatches != 0 or batch_size < 2 * args.num_minibatches:
+        rule = f"a divisor of the {batch_size} steps of a rollout that leaves two steps or more to a minibatch"
         fail(f"--num-minibatches takes {rule}, not {args.num_minibatches}")
-    check_opponents(args)
 
 
 # === Environments =====================================================================================================
@@ -220,6 +208,7 @@ class NormalActor(nn.Module):
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()
+        self.action_dim = action_dim
         self.mean = mlp(obs_dim, *HIDDEN_SIZES, action_dim, output_gain=0.01)
         self.log_std = nn.Parameter(torch.zeros(action_dim))
 
@@ -230,10 +219,10 @@ class NormalActor(nn.Module):
 
     def noise(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Noise that `sample` takes to draw n actions."""
-        return torch.randn((n, len(self.log_std)), generator=generator).to(self.log_std.device)
+        return torch.randn((n, self.action_dim), generator=generator).to(next(self.parameters()).device)
 
     def sample(self, policy: Tensor, masks: Tensor, noise: Tensor | float) -> Tensor:
-        """Actions (n, action_dim) from the outputs (n, 2 * action_dim); the most likely ones without noise."""
+        """Actions (n, action_dim) from the outputs (n, 2 * action_dim); those of the mean without noise."""
         mean, log_std = policy.chunk(2, dim=-1)
         return mean + log_std.exp() * noise
 
@@ -278,10 +267,8 @@ class CategoricalActor(nn.Module):
 
     def log_prob(self, policy: Tensor, masks: Tensor, actions: Tensor) -> Tensor:
         """Log-probability (n,) of actions (n, num_branches)."""
-        branches = zip(
-            self.log_probs(policy, masks).split(self.branches, dim=-1), actions.split(1, dim=-1), strict=True
-        )
-        return torch.cat([log_probs.gather(-1, action) for log_probs, action in branches], dim=-1).sum(-1)
+        branches = self.log_probs(policy, masks).split(self.branches, dim=-1)
+        return torch.cat([x.gather(-1, actions[..., k : k + 1]) for k, x in enumerate(branches)], dim=-1).sum(-1)
 
     def entropy(self, policy: Tensor, masks: Tensor) -> Tensor:
         """Entropy (n,) in nats, summed over branches."""
@@ -522,6 +509,7 @@ def main(args: Args) -> Path:
     """Trains, or evaluates a trained model with --evaluate; returns the run folder."""
     prepare(args, LIMITS)
     check_args(args)
+    check_opponents(args)
     torch.set_flush_denormal(True)  # subnormal averages in Adam are slow; --evaluate must round as training does
     if args.evaluate is not None:
         evaluate_run(args, make_env, load_run, main)
@@ -535,9 +523,8 @@ def main(args: Args) -> Path:
     if args.capture_video:
         make_env(args, 1, render=True).close()  # a game that cannot be rendered then fails here, and not at the end
     env = make_env(args, args.num_games)
-    print(describe_teams(env))
     all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)
-    stride = args.batch_size  # game steps of an iteration
+    stride = args.num_games * args.num_steps  # game steps of an iteration
     total_steps = -(-args.total_timesteps // stride) * stride  # rounded up to whole iterations
     agents = {team.behavior: Agent(team, all_args[team.behavior]).to(device) for team in env.teams}
     initialize(agents, all_args, load_run)
@@ -545,6 +532,7 @@ def main(args: Args) -> Path:
 
     # --- pools and ratings ---
     matches = start_matches(all_args, env, agents, total_steps, stride, load_rivals(args, load_run, env))
+    print(describe_teams(env))
 
     model = {"agent": agents, "pool": matches.pools}
     rest = {"optimizer": optimizers, "matches": matches}  # of a checkpoint, besides the model
@@ -552,7 +540,7 @@ def main(args: Args) -> Path:
     with Run(args, env, total_steps, stride, model=model, rest=rest, evaluate_with=hint) as run:
         gradient_fn: GradientFn = compute_update_gradient
         for team in {team.behavior: team for team in env.teams}.values() if args.compile else ():
-            zeros, rows = partial(torch.zeros, device=device), args.minibatch_size * len(team.agents)
+            zeros, rows = partial(torch.zeros, device=device), stride // args.num_minibatches * len(team.agents)
             b_masks = zeros((rows, sum(team.branches)), dtype=torch.bool)
             b_actions = zeros((rows, team.action_dim), dtype=torch.int64 if team.branches else torch.float32)
             minibatch = zeros((rows, team.obs_dim)), b_masks, b_actions, *(zeros(rows) for _ in range(4))

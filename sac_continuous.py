@@ -215,12 +215,12 @@ class TwinLinear(nn.Module):
 class TwinQNetwork(nn.Module):
     """Both critics. Row k of each parameter is critic k's, so layers of `torch.nn` do not fit: see `docs/sac.md`."""
 
-    def __init__(self, obs_dim: int, action_dim: int) -> None:
+    def __init__(self, input_dim: int, output_dim: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, *HIDDEN_SIZES)):
+        for fan_in, fan_out in itertools.pairwise((input_dim, *HIDDEN_SIZES)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
-        self.net = nn.Sequential(*layers, TwinLinear(fan_out, 1))
+        self.net = nn.Sequential(*layers, TwinLinear(fan_out, output_dim))
         assert all(len(x) == 2 for x in self.parameters()), "no row for each critic: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ class Agent(nn.Module):
         self.norm_obs = args.norm_obs
         self.obs_rms = RunningMeanStd((obs_dim,))
         self.actor = NormalActor(obs_dim, action_dim)
-        self.qf = TwinQNetwork(obs_dim, action_dim)
+        self.qf = TwinQNetwork(obs_dim + action_dim, 1)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
         self.qf_target = copy.deepcopy(self.qf).requires_grad_(False)
 
@@ -553,7 +553,6 @@ def main(args: Args) -> Path:
 if not TYPE_CHECKING and not HAS_UTILS:
     import sys
     import time
-    from dataclasses import asdict
 
     import tyro
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
@@ -564,17 +563,15 @@ if not TYPE_CHECKING and not HAS_UTILS:
         raise SystemExit(2)
 
     def parse_args(cls):
-        args = tyro.cli(cls)
-        if args.evaluate is None:
+        args, off = tyro.cli(cls), ("track", "capture_video", "upload_model")
+        if (folder := args.evaluate) is None:
             return args
-        if not all((args.evaluate / name).exists() for name in ("args.json", "model.pt")):
-            fail(f"--evaluate takes a run folder with args.json and model.pt, and {args.evaluate} lacks one of them")
-        saved = json.loads((args.evaluate / "args.json").read_text()) | {"evaluate": args.evaluate}
-        off = ("track", "capture_video", "upload_model")
-        saved |= dict.fromkeys(off, False)
+        if not all((folder / name).exists() for name in ("args.json", "model.pt")):
+            fail(f"--evaluate takes a run folder with args.json and model.pt, and {folder} lacks one of them")
+        saved = json.loads((folder / "args.json").read_text()) | dict.fromkeys(off, False) | {"evaluate": folder}
         saved.pop("script", None)  # which a run with utils/run.py has
         if saved.keys() != vars(args).keys():
-            fail(f"--evaluate takes a run of this version of {Path(__file__).name}, and {args.evaluate} is another's")
+            fail(f"--evaluate takes a run of this version of {Path(__file__).name}, and {folder} is another's")
         args = tyro.cli(cls, default=cls(**saved))
         for name, value in saved.items():
             if getattr(args, name) != value and name not in (*off, "seed", "eval_episodes"):
@@ -589,12 +586,10 @@ if not TYPE_CHECKING and not HAS_UTILS:
             if (value := getattr(args, name)) is not None and not low <= value <= high:
                 fail(f"--{name.replace('_', '-')} takes a number from {low:g} to {high:.10g}, not {value}")
 
-    class Copies(gym.ObservationWrapper):  # a task may write the next observation into the same array
-        observation = staticmethod(np.array)
-
     def vectorize(env_fns, args, video):
         is_async = args.vectorization == "async" and args.evaluate is None
-        env_fns = [lambda make_env=make_env: Copies(make_env()) for make_env in env_fns]
+        copying = gym.wrappers.TransformObservation  # a task may write the next observation into the same array
+        env_fns = [lambda make_env=make_env: copying(make_env(), np.array, None) for make_env in env_fns]
         try:
             envs = (AsyncVectorEnv if is_async else SyncVectorEnv)(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
         except Exception as error:  # raised by Gymnasium or by the task's own code
@@ -630,7 +625,7 @@ if not TYPE_CHECKING and not HAS_UTILS:
             while self.folder.exists():  # of a run that began in the same second
                 self.folder = self.folder.with_name(self.folder.name + "-2")
             self.writer = SummaryWriter(str(self.folder))
-            (self.folder / "args.json").write_text(json.dumps(asdict(args)))
+            (self.folder / "args.json").write_text(json.dumps(vars(args)))
 
         def __enter__(self):
             return self
@@ -644,7 +639,7 @@ if not TYPE_CHECKING and not HAS_UTILS:
                 if begins_anew:
                     seed = int(np.random.SeedSequence((self.args.seed, self.global_step)).generate_state(1)[0]) // 2
                     random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
-                    self.running, self.finished = None, []
+                    self.running, self.finished = np.zeros((2, self.args.num_envs)), []
                 yield self.global_step, seed if begins_anew else None
                 begins_anew = self.due(self.args.checkpoint_freq)
                 self.global_step += self.stride
@@ -656,8 +651,6 @@ if not TYPE_CHECKING and not HAS_UTILS:
                     raise FloatingPointError(f"{name} is not a finite number after step {self.global_step:,}")
 
         def record(self, rewards, dones):
-            if self.running is None:
-                self.running = np.zeros((2, len(rewards)))
             self.running += rewards, np.ones(len(rewards))
             self.finished += list(self.running[:, dones].T)
             self.running[:, dones] = 0.0
@@ -682,8 +675,7 @@ if not TYPE_CHECKING and not HAS_UTILS:
                 self.save()
             if (self.folder / "model.pt").exists():
                 print(f"next: python {sys.argv[0]} --evaluate {self.folder}")
-            self.envs.close()
-            self.writer.close()
+            self.envs.close(), self.writer.close()
             if kind is KeyboardInterrupt:
                 raise SystemExit(130)
 

@@ -5,7 +5,8 @@ Discrete actions use expectations instead of samples (Christodoulou 2019, https:
 12). `diff sac_continuous.py sac_selfplay.py` shows what self-play adds.
 
 Self-play follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one policy
-with its own optimisers, pool and rating; the *learner* is the one whose turn it is. `docs/selfplay.md` has the rest.
+with its own optimisers, pool and rating; the *learner* is the one whose turn it is. `utils/matches.py` chooses who
+plays, rates the games and takes the snapshots. `docs/selfplay.md` has the rest.
 
     python sac_selfplay.py
     python sac_selfplay.py --env-id pursuit
@@ -49,7 +50,7 @@ from torch import Tensor
 from utils.cross_play import scripted_players
 from utils.evaluation import evaluate_run, initialize, load_policies, load_rivals, play_table, score_policies
 from utils.matches import behavior_args, check_opponents, start_matches
-from utils.run import Run, compiled, fail, parse_args, prepare
+from utils.run import Run, compiled, parse_args, prepare
 from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_games, next_legal_actions
 
 # === Arguments ========================================================================================================
@@ -211,7 +212,8 @@ class NormalActor(nn.Module):
 
     def __init__(self, obs_dim: int, action_dim: int) -> None:
         super().__init__()
-        self.net, self.action_dim = mlp(obs_dim, *HIDDEN_SIZES, 2 * action_dim), action_dim
+        self.action_dim = action_dim
+        self.net = mlp(obs_dim, *HIDDEN_SIZES, 2 * action_dim)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Observations (..., obs_dim) to mean and log standard deviation (..., 2 * action_dim)."""
@@ -223,7 +225,7 @@ class NormalActor(nn.Module):
         return torch.randn((n, self.action_dim), generator=generator).to(next(self.parameters()).device)
 
     def sample(self, policy: Tensor, masks: Tensor, noise: Tensor | float) -> Tensor:
-        """Actions (n, action_dim) in [-1, 1] from the outputs (n, 2 * action_dim); those of the mean without noise."""
+        """Actions (n, action_dim) from the outputs (n, 2 * action_dim); those of the mean without noise."""
         mean, log_std = policy.chunk(2, dim=-1)
         return (mean + log_std.exp() * noise).tanh()
 
@@ -615,9 +617,6 @@ def main(args: Args) -> Path:
     if args.capture_video:
         make_env(args, 1, render=True).close()  # a game that cannot be rendered then fails here, and not at the end
     env = make_env(args, args.num_games)
-    if args.buffer_size < (rows := args.num_games * max(len(team.agents) for team in env.teams)):
-        fail(f"--buffer-size takes at least a step of a team in all games, {rows} transitions, not {args.buffer_size}")
-    print(describe_teams(env))
     all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)
     stride = args.num_games  # game steps of an iteration
     total_steps = -(-args.total_timesteps // stride) * stride  # rounded up to whole iterations
@@ -632,8 +631,7 @@ def main(args: Args) -> Path:
 
     # --- pools and ratings ---
     matches = start_matches(all_args, env, agents, total_steps, stride, load_rivals(args, load_run, env))
-    if args.replay_opponents == "window" and any(len(matches.opposing_behaviors(behavior)) > 1 for behavior in agents):
-        fail("--replay-opponents window takes a game in which the opponents of each team share a behaviour")
+    print(describe_teams(env))
     game_steps, num_updates = dict.fromkeys(agents, 0), dict.fromkeys(agents, 0)
 
     model = {"agent": agents, "pool": matches.pools}

@@ -105,7 +105,8 @@ def make_case(script: str, args: Args, what: str = "script") -> Case:
         flags += ["--env-id", args.env_id] + (["--num-envs", str(args.num_envs)] if what != "defaults" else [])
     unit = 1  # PPO is measured over whole rollouts
     if what == "defaults":
-        unit = importlib.import_module("ppo_continuous").Args().batch_size
+        defaults = importlib.import_module("ppo_continuous").Args()
+        unit = defaults.num_envs * defaults.num_steps
         warmup, steps = 2 * unit, 8 * unit
     elif script == "ppo_continuous.py":
         unit = args.num_steps * args.num_envs
@@ -261,7 +262,8 @@ def library_settings(library: str, name: str, ours: Any) -> dict[str, Any]:
     """What a library's algorithm takes, in its own names, to have the hyper-parameters that the script has."""
     settings = {"policy": "MlpPolicy", "gamma": ours.gamma, "seed": ours.seed}
     if name == "ppo_continuous.py":
-        settings |= {"batch_size": ours.minibatch_size, "n_steps": ours.num_steps, "n_epochs": ours.update_epochs}
+        minibatch_size = ours.num_envs * ours.num_steps // ours.num_minibatches
+        settings |= {"batch_size": minibatch_size, "n_steps": ours.num_steps, "n_epochs": ours.update_epochs}
         settings |= {"learning_rate": ours.learning_rate, "gae_lambda": ours.gae_lambda, "clip_range": ours.clip_coef}
         settings |= {"ent_coef": ours.ent_coef, "vf_coef": ours.vf_coef, "max_grad_norm": ours.max_grad_norm}
         settings["normalize_advantage"] = ours.norm_adv
@@ -327,7 +329,8 @@ def update_products(name: str, ours: Any, obs_dim: int, action_dim: int) -> list
     hidden = importlib.import_module(Path(name).stem).HIDDEN_SIZES
     if name == "ppo_continuous.py":
         both = [(obs_dim, *hidden, action_dim), (obs_dim, *hidden, 1)]
-        return [p for widths in both for p in mlp_products(ours.minibatch_size, widths, 1, weights=True, inputs=False)]
+        n = ours.num_envs * ours.num_steps // ours.num_minibatches
+        return [p for widths in both for p in mlp_products(n, widths, 1, weights=True, inputs=False)]
     products = partial(mlp_products, ours.batch_size)
     actor, critic = (obs_dim, *hidden, 2 * action_dim), (obs_dim + action_dim, *hidden)  # without the last: a sum
     target = products(actor, 1, weights=False, inputs=False) + products(critic, 2, weights=False, inputs=False)
@@ -377,7 +380,8 @@ def measure_limit(name: str, case: Case, args: Args) -> dict[str, float]:
             times.append((time.perf_counter() - began) / calls)
         seconds[part] = float(np.median(times))
     is_ppo = name == "ppo_continuous.py"
-    updates = ours.update_epochs * ours.num_minibatches / ours.batch_size if is_ppo else ours.updates_per_step
+    rollouts = ours.num_envs * ours.num_steps if is_ppo else 1
+    updates = ours.update_epochs * ours.num_minibatches / rollouts if is_ppo else ours.updates_per_step
     return seconds | {"products": updates * seconds["products"]}
 
 

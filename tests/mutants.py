@@ -937,7 +937,7 @@ MUTANTS = [
         RAY_TESTS,
     ),
     Mutant(
-        RAY,
+        CLUSTER,
         "self.weights if self.version > version else []",
         "self.weights if self.version >= version else []",
         "weights that a worker has are sent again",

@@ -80,7 +80,7 @@ def test_merged_moments_are_those_of_all_numbers() -> None:
 
 
 def test_the_parameter_server_gives_only_what_is_newer() -> None:
-    server = script.ParameterServer()
+    server = cluster.ParameterServer()
     assert server.pull(-1) == []
     server.push(4, ["first"])
     assert server.pull(-1) == server.pull(3) == ["first"]
@@ -141,7 +141,7 @@ def make_worker(**overrides: Any) -> tuple[Any, Any, Any]:
     optimizer = script.Adam(agent.actor.parameters(), 1e-3, 0.9, 0.999, 1e-8)
     weights = {"version": 7, "time": 12.5, "actor": optimizer.vector.numpy()}
     weights["obs_rms"] = {name: x.numpy() for name, x in agent.obs_rms.state_dict().items()}
-    server = script.ParameterServer()
+    server = cluster.ParameterServer()
     server.push(7, [weights])
     return script.RolloutWorker(args, 1), agent, Handle(server)
 
@@ -272,7 +272,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     for function in (start, get, wait, finished):
         monkeypatch.setattr(script, function.__name__, function)
     monkeypatch.setattr(script, "put", lambda x: x)
-    monkeypatch.setattr(script, "cpu_seconds", lambda parts: [0.0] * len(parts))
+    monkeypatch.setattr(cluster, "cpu_seconds", lambda parts: [0.0] * len(parts))
     agent = script.Agent(script.make_envs(args, 1), args)
     run = SimpleNamespace(folder=Path("run"), global_step=0, total_steps=120, stride=12)
     exchange = script.Exchange(args, run, agent, torch.zeros(3), shards, counters)
@@ -466,17 +466,19 @@ def test_a_late_evaluation_is_in_both_records(monkeypatch: pytest.MonkeyPatch) -
 def test_a_hanging_evaluation_is_waited_for_with_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     """By `wait`, which warns, and not by `get` alone."""
     waited, logged, seconds = list[Any](), list[Any](), list[float]()
-    monkeypatch.setattr(script, "finished", lambda _: [])
+    monkeypatch.setattr(cluster, "finished", lambda _: [])
 
     def wait(references: list[Any]) -> Any:
         waited.extend(references)
         return references[0]
 
-    monkeypatch.setattr(script, "wait", wait)
-    monkeypatch.setattr(script, "get", lambda reference: ({"eval/return_mean": 1.0}, 2.0) if waited else None)
-    exchange: Any = SimpleNamespace(evaluations={"call": 100}, run=SimpleNamespace(log=lambda *x: logged.append(x)))
-    exchange.totals = SimpleNamespace(add=lambda tester: seconds.append(tester))
-    script.Exchange.log_evaluations(exchange, may_wait=0)
+    monkeypatch.setattr(cluster, "wait", wait)
+    monkeypatch.setattr(cluster, "get", lambda reference: ({"eval/return_mean": 1.0}, 2.0) if waited else None)
+    run: Any = SimpleNamespace(log=lambda *x: logged.append(x))
+    totals: Any = SimpleNamespace(add=lambda tester: seconds.append(tester))
+    evaluations = cluster.Evaluations(None, run, totals)
+    evaluations.under_way["call"] = 100
+    evaluations.log(may_wait=0)
     assert (waited, logged, seconds) == (["call"], [({"eval/return_mean": 1.0}, 100)], [2.0])
 
 

@@ -34,7 +34,7 @@ def updates_flops(script: ModuleType, args: Any) -> int:
     agent = script.Agent(make_vector(AutoresetMode.SAME_STEP, 1), args)
     with FlopCounterMode(display=False) as counter:
         if script is ppo_continuous:
-            n = args.minibatch_size
+            n = args.num_envs * args.num_steps // args.num_minibatches
             script.compute_update_gradient(agent, (torch.randn(n, 2), torch.randn(n, 1), *torch.randn(4, n)), args)
         else:
             n = args.batch_size

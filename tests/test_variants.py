@@ -66,7 +66,7 @@ MAY_DIFFER = {
     }
     | {"compute_qf_gradient", "compute_actor_gradient", "evaluate", "main"},
 }
-OWN_SECTIONS = {"sac_ray": {"Parameter server", "Rollout worker", "Tester", "Learner"}}  # its parts
+OWN_SECTIONS = {"sac_ray": {"Rollout worker", "Tester", "Learner"}}  # its parts
 OWN_FLAGS: dict[str, dict[str, Any]] = {  # of a short run
     "sac_recurrent": {"sequence_length": 8, "hidden_size": 8, "batch_size": 4},
     "sac_ray": {"num_workers": 1, "rollout_steps": 5, "num_buffer_shards": 2},
@@ -130,7 +130,7 @@ def test_shared_code_is_the_same_to_the_letter(variant: str) -> None:
 
 
 # The aim is 100 lines more than the script without its stand-in. What these have more is listed in CONTRIBUTING.md.
-MAX_MORE_LINES = {"sac_pixels": 135, "sac_recurrent": 140, "sac_rewards": 170, "sac_ray": 207}
+MAX_MORE_LINES = {"sac_pixels": 136, "sac_recurrent": 140, "sac_rewards": 155, "sac_ray": 180}
 
 
 def test_sizes(variant: str, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_the_functions_that_main_compiles_take_its_example(variant: str, monkeyp
         return function
 
     monkeypatch.setattr(script, "compiled", call)
-    line = [word for word in words(variant, total_timesteps=60, eval_freq=0) if word != "--no-compile"]
+    line = [word for word in words(variant, total_timesteps=66, eval_freq=0) if word != "--no-compile"]
     script.main(script.parse_args(script.Args, line))
     assert called
 

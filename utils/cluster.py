@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from utils.errors import PartLost, TaskError, missing_package
-from utils.run import BufferFiles, check_memory, fail, one_line, warn
+from utils.run import BufferFiles, Run, check_memory, fail, one_line, warn
 
 try:
     import ray
@@ -240,6 +240,44 @@ class Shards:
         self.states = state["shards"]
 
 
+# === Weights and evaluations ==========================================================================================
+
+
+class ParameterServer:
+    """Has a reference to the newest weights: Ray copies the weights once to each machine whose workers want them."""
+
+    def __init__(self) -> None:
+        self.push(-1, [])
+
+    def push(self, version: int, weights: list[Any]) -> None:
+        """Takes new weights; their reference is in a list, because Ray would fetch the weights of a bare one."""
+        self.version, self.weights = version, weights
+
+    def pull(self, version: int) -> list[Any]:
+        """The newest weights, or nothing if those of the caller are as new."""
+        return self.weights if self.version > version else []
+
+
+class Evaluations:
+    """Evaluations by a tester, beside the training."""
+
+    def __init__(self, tester: Any, run: Run, totals: "Totals") -> None:
+        self.tester, self.run, self.totals = tester, run, totals
+        self.under_way = dict[Any, int]()  # calls, with the steps that they are of
+
+    def begin(self, weights: Any, step: int) -> None:
+        """Lets the tester evaluate these weights."""
+        self.under_way[self.tester.evaluate.remote(weights, self.run.folder.resolve(), f"step-{step}")] = step
+
+    def log(self, may_wait: int) -> None:
+        """Logs the tester's results at the steps that they are of; waits until no more than this are missing."""
+        for reference in list(self.under_way):
+            if len(self.under_way) > may_wait or finished([reference]):
+                metrics, seconds = get(wait([reference]))
+                self.run.log(metrics, self.under_way.pop(reference))
+                self.totals.add(tester=seconds)
+
+
 # === Measurements =====================================================================================================
 
 
@@ -272,3 +310,11 @@ class Totals:
         self.time, self.before = time.perf_counter(), self.totals | others
         growth = {name: (x - before.get(name, 0.0)) / (self.time - then) for name, x in self.before.items()}
         return defaultdict(float, growth)
+
+    def parts(self, server: Any, shards: Sequence[Any], num_workers: int, num_updates: int) -> dict[str, float]:
+        """The busy share of each part, and updates per second, since the last call."""
+        server_seconds, *shard_seconds = cpu_seconds([server, *shards])
+        rates = self.rates(server=server_seconds, shards=sum(shard_seconds), updates=num_updates)
+        sizes = {"workers": num_workers, "shards": len(shards), "server": 1, "tester": 1}
+        busy = {f"ray/busy_{part}": rates[part] / size for part, size in sizes.items()}
+        return busy | {"ray/busy_learner": 1.0 - rates["waiting"], "ray/updates_per_second": rates["updates"]}

@@ -503,10 +503,13 @@ def start_matches(
     """The games of a run of `total_steps` game steps, against the first snapshot of each behaviour, its initial policy.
 
     `all_args` are the arguments of each behaviour (`behavior_args`), `stride` the game steps of an iteration, and
-    `rivals` the policies of --opponents.
+    `rivals` the policies of --opponents. Exits with one sentence if a replay buffer does not suit the game.
     """
     args = next(iter(all_args.values()))
     draws = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng(args.seed)
+    rows = args.num_games * max(len(team.agents) for team in env.teams)
+    if getattr(args, "buffer_size", rows) < rows:
+        fail(f"--buffer-size takes at least a step of a team in all games, {rows} transitions, not {args.buffer_size}")
     pools = {behavior: SnapshotPool(*draws, args.newest_share) for behavior in agents}
     for behavior, pool in pools.items():
         pool.add(agents[behavior].acting_weights(), 0, args.initial_elo)
@@ -529,5 +532,8 @@ def start_matches(
     game_length = getattr(env, "max_steps", 0) if hasattr(env, "restart") else None
     rules = args.elo_k, args.swap_steps, args.learner_side, args.swaps_per_turn, turn_steps, game_length
     matches = Matches(env.teams, args.num_games, pools, change_at, *rules, rivals)
+    is_mixed = any(len(matches.opposing_behaviors(behavior)) > 1 for behavior in agents)
+    if is_mixed and getattr(args, "replay_opponents", "all") == "window":
+        fail("--replay-opponents window takes a game in which the opponents of each team share a behaviour")
     matches.mix_in(scripted_by_behavior(env), args.scripted_share, args.current_share, args.initial_elo)
     return matches

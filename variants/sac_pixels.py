@@ -303,12 +303,12 @@ class TwinLinear(nn.Module):
 class TwinQNetwork(nn.Module):
     """Both critics. Row k of each parameter is critic k's, so layers of `torch.nn` do not fit: see `docs/sac.md`."""
 
-    def __init__(self, obs_dim: int, action_dim: int) -> None:
+    def __init__(self, input_dim: int, output_dim: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, *HIDDEN_SIZES)):
+        for fan_in, fan_out in itertools.pairwise((input_dim, *HIDDEN_SIZES)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
-        self.net = nn.Sequential(*layers, TwinLinear(fan_out, 1))
+        self.net = nn.Sequential(*layers, TwinLinear(fan_out, output_dim))
         assert all(len(x) == 2 for x in self.parameters()), "no row for each critic: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
@@ -325,7 +325,7 @@ class Agent(nn.Module):
         feature_dim = 50
         self.encoder = Encoder(args.encoder, obs_dim // args.frame_size**2, args.frame_size, feature_dim)
         self.actor = NormalActor(feature_dim, action_dim)  # its observations, and those of `qf`, are features
-        self.qf = TwinQNetwork(feature_dim, action_dim)
+        self.qf = TwinQNetwork(feature_dim + action_dim, 1)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
         self.encoder_target = copy.deepcopy(self.encoder).requires_grad_(False)
         self.qf_target = copy.deepcopy(self.qf).requires_grad_(False)

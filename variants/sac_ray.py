@@ -39,7 +39,8 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ is there
-from utils.cluster import Connection, Shards, Totals, cpu_seconds, finished, get, is_restarted, put, start, wait  # noqa: E402
+from utils import cluster  # noqa: E402
+from utils.cluster import Connection, Shards, Totals, finished, get, is_restarted, put, start, wait  # noqa: E402
 from utils.run import Run, compiled, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
 
 # === Arguments ========================================================================================================
@@ -229,12 +230,12 @@ class TwinLinear(nn.Module):
 class TwinQNetwork(nn.Module):
     """Both critics. Row k of each parameter is critic k's, so layers of `torch.nn` do not fit: see `docs/sac.md`."""
 
-    def __init__(self, obs_dim: int, action_dim: int) -> None:
+    def __init__(self, input_dim: int, output_dim: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, *HIDDEN_SIZES)):
+        for fan_in, fan_out in itertools.pairwise((input_dim, *HIDDEN_SIZES)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
-        self.net = nn.Sequential(*layers, TwinLinear(fan_out, 1))
+        self.net = nn.Sequential(*layers, TwinLinear(fan_out, output_dim))
         assert all(len(x) == 2 for x in self.parameters()), "no row for each critic: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
@@ -251,7 +252,7 @@ class Agent(nn.Module):
         self.norm_obs = args.norm_obs
         self.obs_rms = RunningMeanStd((obs_dim,))
         self.actor = NormalActor(obs_dim, action_dim)
-        self.qf = TwinQNetwork(obs_dim, action_dim)
+        self.qf = TwinQNetwork(obs_dim + action_dim, 1)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
         self.qf_target = copy.deepcopy(self.qf).requires_grad_(False)
 
@@ -299,24 +300,6 @@ class ReplayBuffer:
         """The transitions in these rows (batch_size,), split as `sample` has them."""
         obs, actions, rewards, next_obs, terminations = self.data.index_select(0, indices).split(self.widths, dim=1)
         return obs, actions, rewards.squeeze(1), next_obs, terminations.squeeze(1)
-
-
-# === Parameter server =================================================================================================
-
-
-class ParameterServer:
-    """Has a reference to the newest weights: Ray copies the weights once to each machine whose workers want them."""
-
-    def __init__(self) -> None:
-        self.push(-1, [])
-
-    def push(self, version: int, weights: list[Any]) -> None:
-        """Takes new weights; their reference is in a list, because Ray would fetch the weights of a bare one."""
-        self.version, self.weights = version, weights
-
-    def pull(self, version: int) -> list[Any]:
-        """The newest weights, or nothing if those of the caller are as new."""
-        return self.weights if self.version > version else []
 
 
 # === Losses and update ================================================================================================
@@ -586,15 +569,16 @@ class Exchange:
         """Starts all parts and the first rollouts. `actor` are the policy's parameters, as its optimiser has them."""
         self.args, self.run, self.agent, self.actor, self.counters = args, run, agent, actor, counters
         self.rollouts = dict[Any, tuple[int, int]]()  # calls under way, oldest first, with worker and shard
-        self.evaluations, self.messages = dict[Any, int](), deque[Any]()  # calls under way; evaluations have their step
+        self.messages = deque[Any]()  # calls under way
         self.lags, self.totals = list[tuple[float, float]](), Totals()
         self.shards = shards.start(run.folder.resolve() / "checkpoint.replay")
         self.sizes = [min(state["total"], args.buffer_size // len(self.shards)) for state in shards.states]
-        self.server, self.version = start(ParameterServer, near=True, is_replaced=False), -1
+        self.server, self.version = start(cluster.ParameterServer, near=True, is_replaced=False), -1
         self.publish()
         get(self.server.pull.remote(-1))  # the weights are there before a worker asks for them
         self.workers = [start(RolloutWorker, args, i, cpus=args.worker_cpus) for i in range(args.num_workers)]
-        self.tester = start(Tester, args, near=args.capture_video)  # videos belong into the run folder
+        tester = start(Tester, args, near=args.capture_video)  # videos belong into the run folder
+        self.evaluations = cluster.Evaluations(tester, run, self.totals)
         self.started = run.global_step  # steps of the rollouts that have been begun
         for index in range(args.num_workers):
             self.begin_rollout(index)
@@ -639,27 +623,11 @@ class Exchange:
                 columns = [torch.tensor(x, device=device) for x in get(self.messages.popleft())]
             yield from zip(*(x.split(self.args.batch_size) for x in columns), strict=True)
 
-    def begin_evaluation(self, step: int) -> None:
-        """Lets the tester evaluate the newest weights."""
-        self.evaluations[self.tester.evaluate.remote(self.weights, self.run.folder.resolve(), f"step-{step}")] = step
-
-    def log_evaluations(self, may_wait: int) -> None:
-        """Logs the tester's results at the steps that they are of; waits until no more than this are missing."""
-        for reference in list(self.evaluations):
-            if len(self.evaluations) > may_wait or finished([reference]):
-                metrics, seconds = get(wait([reference]))
-                self.run.log(metrics, self.evaluations.pop(reference))
-                self.totals.add(tester=seconds)
-
     def metrics(self) -> dict[str, float]:
         """Rates, lags, queues and the busy share of each part since the last call."""
-        server, *shards = cpu_seconds([self.server, *self.shards])
-        rates = self.totals.rates(server=server, shards=sum(shards), updates=self.counters["num_updates"])
+        parts = self.totals.parts(self.server, self.shards, self.args.num_workers, self.counters["num_updates"])
         lags, self.lags = np.array(self.lags or [(0.0, 0.0)]), []
-        sizes = {"workers": self.args.num_workers, "shards": len(shards), "server": 1, "tester": 1}
-        return {f"ray/busy_{part}": rates[part] / size for part, size in sizes.items()} | {
-            "ray/busy_learner": 1.0 - rates["waiting"],
-            "ray/updates_per_second": rates["updates"],
+        return parts | {
             "ray/policy_lag_updates": lags[:, 0].mean(),
             "ray/policy_lag_updates_max": lags[:, 0].max(),
             "ray/policy_lag_seconds": lags[:, 1].mean(),
@@ -713,7 +681,7 @@ def main(args: Args) -> Path:
             gradient_fns = compiled(compute_qf_gradient, *example), compiled(compute_actor_gradient, *example)
         minibatches, update_metrics = exchange.minibatches(device), Metrics()
         if 0 < run.global_step == counters["evaluated_at"] < total_steps:  # resumed: its result is missing
-            exchange.begin_evaluation(run.global_step)
+            exchange.evaluations.begin(exchange.weights, run.global_step)
         # Yields the steps taken so far. It writes the checkpoints between two iterations, and model.pt after the last.
         for global_step, _ in run.steps():
             if args.anneal_lr:
@@ -744,11 +712,11 @@ def main(args: Args) -> Path:
                 run.check(**metrics)
                 metrics |= {f"charts/{name}_lr": optimizer.lr for name, optimizer in optimizers.items()}
                 run.log(metrics | exchange.metrics(), global_step)
-                exchange.log_evaluations(may_wait=1)
+                exchange.evaluations.log(may_wait=1)
             if run.due(args.eval_freq) and global_step < total_steps:
-                exchange.begin_evaluation(global_step)
+                exchange.evaluations.begin(exchange.weights, global_step)
                 counters["evaluated_at"] = global_step
-        exchange.log_evaluations(may_wait=0)
+        exchange.evaluations.log(may_wait=0)
         run.log(evaluate(agent, args, run.folder, "final"), total_steps)
     return run.folder
 

@@ -43,6 +43,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))  # utils/ is there
 from utils.demonstrations import load_demonstrations, record_demonstrations  # noqa: E402
 from utils.run import Run, compiled, describe, fail, load_model, parse_args, prepare, vectorize  # noqa: E402
+from utils.streams import parse_streams  # noqa: E402
 
 # === Arguments ========================================================================================================
 
@@ -98,7 +99,6 @@ class Args:
     log_freq: int = 1_000  # environment steps between points of the training curves
 
 
-STREAMS = ("extrinsic", "curiosity", "rnd", "gail")
 LIMITS = {
     "gamma tau": (0, 1),
     "eval_episodes num_envs": (1, 100_000),
@@ -109,24 +109,6 @@ LIMITS = {
     "alpha": (1e-9, 1e9),
     "seed": (0, 2**31),
 }
-
-
-def parse_streams(args: Args) -> dict[str, tuple[float, float]]:
-    """Strength and discount of each stream, first those of the extrinsic one; exits with one sentence."""
-    streams = dict[str, tuple[float, float]]()
-    for word in args.streams.split(","):
-        defaults = "1", str(args.gamma)
-        try:
-            name, *numbers = *word.split(":"), *defaults[word.count(":") :]  # those that the word does not have
-            strength, gamma = map(float, numbers)
-            is_sound = name in STREAMS and name not in streams and 0.0 <= strength < math.inf
-            if not is_sound or not 0.0 <= gamma <= 1.0 or (gamma > 0.999999 and name != "extrinsic"):
-                raise ValueError  # the others' returns do not end: without a discount they have no finite value
-        except ValueError:
-            takes = f"each of {', '.join(STREAMS)} once, with commas; a gamma is at most 0.999999, or 1 for extrinsic"
-            fail(f"--streams takes NAME, NAME:STRENGTH or NAME:STRENGTH:GAMMA, {takes}; not {word}")
-        streams[name] = strength, gamma
-    return {"extrinsic": (0.0, args.gamma)} | streams
 
 
 def check_args(args: Args) -> None:
@@ -247,12 +229,12 @@ class TwinLinear(nn.Module):
 class TwinQNetwork(nn.Module):
     """Both critics, each with a head for every stream. Each parameter has one row for each critic."""
 
-    def __init__(self, obs_dim: int, action_dim: int, num_streams: int) -> None:
+    def __init__(self, input_dim: int, output_dim: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, *HIDDEN_SIZES)):
+        for fan_in, fan_out in itertools.pairwise((input_dim, *HIDDEN_SIZES)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
-        self.net = nn.Sequential(*layers, TwinLinear(fan_out, num_streams))
+        self.net = nn.Sequential(*layers, TwinLinear(fan_out, output_dim))
         assert all(len(x) == 2 for x in self.parameters()), "no row for each critic: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
@@ -343,7 +325,7 @@ class Agent(nn.Module):
         self.obs_rms = RunningMeanStd((obs_dim,))
         self.actor = NormalActor(obs_dim, action_dim)
         settings = parse_streams(args)
-        self.qf = TwinQNetwork(obs_dim, action_dim, len(settings))
+        self.qf = TwinQNetwork(obs_dim + action_dim, len(settings))
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
         self.qf_target = copy.deepcopy(self.qf).requires_grad_(False)
         self.streams = nn.ModuleDict({x: INTRINSIC[x](obs_dim, action_dim) for x in settings if x != "extrinsic"})

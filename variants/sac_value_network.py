@@ -209,12 +209,12 @@ class TwinLinear(nn.Module):
 class TwinQNetwork(nn.Module):
     """Both critics. Row k of each parameter is critic k's, so layers of `torch.nn` do not fit: see `docs/sac.md`."""
 
-    def __init__(self, obs_dim: int, action_dim: int) -> None:
+    def __init__(self, input_dim: int, output_dim: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, *HIDDEN_SIZES)):
+        for fan_in, fan_out in itertools.pairwise((input_dim, *HIDDEN_SIZES)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
-        self.net = nn.Sequential(*layers, TwinLinear(fan_out, 1))
+        self.net = nn.Sequential(*layers, TwinLinear(fan_out, output_dim))
         assert all(len(x) == 2 for x in self.parameters()), "no row for each critic: see TwinLayerNorm in docs/sac.md"
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ class Agent(nn.Module):
         self.norm_obs = args.norm_obs
         self.obs_rms = RunningMeanStd((obs_dim,))
         self.actor = NormalActor(obs_dim, action_dim)
-        self.qf = TwinQNetwork(obs_dim, action_dim)
+        self.qf = TwinQNetwork(obs_dim + action_dim, 1)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
         self.vf = mlp(obs_dim, *HIDDEN_SIZES, 1)
         self.vf_target = copy.deepcopy(self.vf).requires_grad_(False)

@@ -56,12 +56,12 @@ LAST_LAYER = """        if self.weight.shape[2] == 1:  # as a matrix product it 
             return (x * self.weight.mT).sum(-1, keepdim=True) + self.bias
 """
 BOTH_CRITICS = """        layers: list[nn.Module] = []
-        for fan_in, fan_out in itertools.pairwise((obs_dim + action_dim, *HIDDEN_SIZES)):
+        for fan_in, fan_out in itertools.pairwise((input_dim, *HIDDEN_SIZES)):
             layers += [TwinLinear(fan_in, fan_out), nn.ReLU()]
-        self.net = nn.Sequential(*layers, TwinLinear(fan_out, 1))
+        self.net = nn.Sequential(*layers, TwinLinear(fan_out, output_dim))
         assert all(len(x) == 2 for x in self.parameters()), "no row for each critic: see TwinLayerNorm in docs/sac.md"
 """
-TWO_CRITICS = """        self.nets = nn.ModuleList(mlp(obs_dim + action_dim, *HIDDEN_SIZES, 1) for _ in range(2))
+TWO_CRITICS = """        self.nets = nn.ModuleList(mlp(input_dim, *HIDDEN_SIZES, output_dim) for _ in range(2))
 """
 BOTH_VALUES = "return self.net(torch.cat([obs, actions], dim=-1).expand(2, -1, -1)).squeeze(-1)"
 TWO_VALUES = "return torch.cat([net(torch.cat([obs, actions], dim=-1)) for net in self.nets], dim=-1).T"
