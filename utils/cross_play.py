@@ -19,7 +19,7 @@ from utils.policy_stack import PolicyStack
 from utils.run import name_actions, one_line, warn
 from utils.snapshot_pool import Weights
 from utils.team_env import TeamEnv, allies_of, legal_actions, play_games
-from utils.video import film_strip, write_picture, write_video
+from utils.video import film_strip, write_video
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -166,6 +166,8 @@ def record_video(
     Frames of the game side by side are written to folder/strip.png, in place of those of an earlier video. The
     environment is made now: some games cannot be rendered any more after another of their environments was closed.
     """
+    from PIL import Image
+
     env = make_env(1, render=True)
     frames: list[np.ndarray] = []
     side = seatings(env, first, second)[0]
@@ -176,7 +178,7 @@ def record_video(
     try:
         path.parent.mkdir(exist_ok=True)
         write_video(path, frames, getattr(env, "render_fps", 10.0))
-        write_picture(folder / "strip.png", film_strip(frames))
+        Image.fromarray(film_strip(frames)).save(folder / "strip.png", optimize=True)
         print(f"video: {path}{no_end}\nframes of it: {folder / 'strip.png'}")
     except OSError as error:  # such as a full disk: the scores are worth more than the video
         warn(f"{path} could not be written: {one_line(error)}"[:500])

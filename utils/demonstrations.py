@@ -26,7 +26,7 @@ def record_demonstrations(folder: Path, num_episodes: int, seed: int) -> None:
     if not hasattr(script, "step_envs") or hasattr(script, "Memory") or hasattr(script, "Pixels"):
         takes = "--record-demonstrations takes a run of one agent without memory and pictures"
         fail(f"{takes}, and {folder} is one of {Path(script.__file__).name}")
-    args = script.Args(**read_args(script.Args, folder, "--record-demonstrations", script.LIMITS))
+    args = read_args(script.Args, folder, "--record-demonstrations", script.LIMITS)
     sys.excepthook = partial(tell_exception, args)  # names the task of the run, not that of the command
     args = args if args.vectorization == "native" else replace(args, vectorization="sync")
     seed = (2_000_000 + seed * num_episodes) % 2**31

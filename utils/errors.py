@@ -23,19 +23,10 @@ def describe_error(error: BaseException) -> str:
 
 def place_of(error: BaseException) -> str:
     """Where an exception was raised, as " (game.py, line 12)", if a file of the user is in the working folder."""
-    frames = traceback.extract_tb(error.__traceback__)
-    path = Path(frames[-1].filename).resolve() if frames else Path("/")
-    is_frozen = bool(frames) and frames[-1].filename.startswith("<")  # importlib's, say
+    frame = traceback.extract_tb(error.__traceback__)[-1]  # a caught exception has one
+    path, is_frozen = Path(frame.filename).resolve(), frame.filename.startswith("<")  # importlib's, say
     is_library = is_frozen or "site-packages" in path.parts or path.parent == Path(__file__).resolve().parent
-    is_own = path.is_relative_to(Path.cwd()) and not is_library
-    return f" ({path.name}, line {frames[-1].lineno})" if is_own else ""
-
-
-def task_exception(error: BaseException | None) -> BaseException | None:
-    """The exception that the task's own code raised; None if the fault was found by this project, or in a process."""
-    while isinstance(error, TaskError):  # what the project made of it
-        error = error.__cause__
-    return error
+    return f" ({path.name}, line {frame.lineno})" if path.is_relative_to(Path.cwd()) and not is_library else ""
 
 
 class PartLost(Exception):

@@ -74,11 +74,10 @@ def score_policies(
     env.close()
     scores = play_pairs(make_games, agents, players, pairs, num_games, seed, deterministic).mean(1)
     names = [f"eval/{players[i].behavior}_score_vs_{players[j].name}" for i, j in pairs]
-    for k in dict.fromkeys(i for i, _ in pairs):
-        if video_folder is None:
-            break
-        _, i, j = min((score, *pair) for score, pair in zip(scores, pairs, strict=True) if pair[0] == k)
-        record_video(make_games, agents, players[i], players[j], seed, deterministic, video_folder)
+    if video_folder is not None:
+        for k in dict.fromkeys(i for i, _ in pairs):
+            _, i, j = min((score, *pair) for score, pair in zip(scores, pairs, strict=True) if pair[0] == k)
+            record_video(make_games, agents, players[i], players[j], seed, deterministic, video_folder)
     return dict(zip(names, scores.tolist(), strict=True))
 
 
@@ -165,7 +164,7 @@ def load_policies(
 
     `make_env(args, num_games)` makes games, and `make_agent(team, args)` makes the agent of a behaviour.
     """
-    args = args_class(**read_args(args_class, folder, flag, limits))
+    args = read_args(args_class, folder, flag, limits)
     env = make_env(args, 1)
     agents = {team.behavior: make_agent(team, args) for team in env.teams}
     env.close()
@@ -214,7 +213,12 @@ def evaluate_run(
         return {}
     opponents = [player for player in scripted if player.name == args.against]
     if not opponents:
-        opponents = load_opponent(args, load_run, groups, list(dict.fromkeys(player.name for player in scripted)))
+        if not os.path.isdir(args.against):  # a name may be too long for Path
+            known = ", ".join(dict.fromkeys(player.name for player in scripted))
+            fail(f"--against takes a run folder or one of {known}, and {args.against} is neither")
+        _, pools, other = load_run(Path(args.against), "--against")
+        check_same_game(args, other, "--against")
+        opponents = load_players(Path(args.against), pools, groups, "last", "against")
     return score_pairs(args, make_games, agents, own, opponents, str(args.evaluate), args.against, args.deterministic)
 
 
@@ -277,17 +281,6 @@ def check_same_game(args: Any, other: Any, flag: str) -> None:
     if name is not None:
         own = f"{flag_of(name)} is {getattr(args, name)} in this run and {getattr(other, name)} in the other"
         fail(f"{flag} takes a run of the same game, and {own}")
-
-
-def load_opponent(
-    args: Any, load_run: Callable[[Path, str], Any], groups: Sequence[tuple[str, ...]], scripted: list[str]
-) -> list[Player]:
-    """The policies of the run folder that --against names; exits with one sentence if it is not of the same game."""
-    if not os.path.isdir(args.against):  # a name may be too long for Path
-        fail(f"--against takes a run folder or one of {', '.join(scripted)}, and {args.against} is neither")
-    _, pools, other = load_run(Path(args.against), "--against")
-    check_same_game(args, other, "--against")
-    return load_players(Path(args.against), pools, groups, "last", "against")
 
 
 def initialize(agents: Mapping[str, Any], all_args: Mapping[str, Any], load_run: Callable[[Path, str], Any]) -> None:

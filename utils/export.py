@@ -197,7 +197,7 @@ class PolicyOfPictures(Policy):
 
 def load_single(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy]]:
     """The arguments and the policy of a run of a single agent; exits with one sentence if there is none."""
-    args = script.Args(**read_args(script.Args, folder, "FOLDER", script.LIMITS))
+    args = read_args(script.Args, folder, "FOLDER", script.LIMITS)
     if hasattr(script, "Pixels"):
         draw_without_a_screen()
     envs = script.make_envs(args if args.vectorization == "native" else replace(args, vectorization="sync"), 1)

@@ -125,9 +125,8 @@ def explain_keys(env: TeamEnv, team: Team) -> str | None:
 def read_keys(env: TeamEnv, t: int, direction: tuple[int, int], number: int | None) -> np.ndarray | None:
     """The action (action_dim,) of the first agent of team t for these keys; None if it needs another number key."""
     team, (x, y) = env.teams[t], direction
-    keyboard_actions: Callable[..., np.ndarray] | None = getattr(env, "keyboard_actions", None)
-    if keyboard_actions is not None:
-        return keyboard_actions(t, direction, number)[0, 0]
+    if hasattr(env, "keyboard_actions"):
+        return env.keyboard_actions(t, direction, number)[0, 0]
     if not team.branches:
         return np.array([x, y] if team.action_dim == 2 else [x or y], dtype=np.float32)
     if not env.alive[t][0, 0]:  # it has left, and need not have a legal action
@@ -183,10 +182,8 @@ class Session:
             self.show("press a key to begin", WAITING_FPS)
         over = False
         while not over:
-            action = read_keys(env, self.team, window.direction(), window.number())
-            while action is None:
+            while (action := read_keys(env, self.team, window.direction(), window.number())) is None:
                 self.show("your turn", WAITING_FPS)
-                action = read_keys(env, self.team, window.direction(), window.number())
             actions = [act(t, obs[t]) for t in range(len(env.teams))]
             actions[self.team][0, 0] = action
             result = env.step(actions)
@@ -230,9 +227,8 @@ def play_at_keyboard(
             actions = f"{team.name} has {team.branches or team.action_dim}"
             takes = "one or two numbers, one branch of up to ten choices, or two branches of three choices"
             fail(f"--play takes a game with keyboard_actions, or with actions of {takes}, and {actions}")
-    optional: Any = env
     if hasattr(env, "restarts"):
-        optional.restarts = False
+        env.restarts = False
     window = Window()
     session = Session(env, window, agents, policies)
     try:

@@ -32,7 +32,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import partial, update_wrapper
 from importlib.util import find_spec
 from multiprocessing.connection import wait
@@ -48,7 +48,6 @@ from utils.errors import (
     keep_printing,
     missing_package,
     place_of,
-    task_exception,
     write_file,
 )
 from utils.video import MAX_FRAMES, write_video
@@ -133,10 +132,9 @@ def parse_args(cls: type[ArgsT], argv: Sequence[str] | None = None) -> ArgsT:
     flag, folder = ("resume", args.resume) if args.resume is not None else ("evaluate", args.evaluate)
     if folder is None:
         return args
-    saved = read_args(cls, folder, flag_of(flag))
     changes: dict[str, Any] = {flag: folder} | (OFF_IN_EVALUATION if flag == "evaluate" else {})
-    saved |= {name: value for name, value in changes.items() if hasattr(args, name)}
-    run_args = cls(**saved)
+    changes = {name: value for name, value in changes.items() if hasattr(args, name)}
+    run_args = replace(read_args(cls, folder, flag_of(flag)), **changes)
     args = tyro.cli(cls, args=argv, default=run_args)
     for name, value in vars(run_args).items():
         if getattr(args, name) != value and name not in MAY_CHANGE[flag]:
@@ -145,7 +143,7 @@ def parse_args(cls: type[ArgsT], argv: Sequence[str] | None = None) -> ArgsT:
     return args
 
 
-def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) -> dict[str, Any]:
+def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) -> Any:
     """Reads the arguments in a run folder's args.json, and checks their names and types, and their limits if given.
 
     Exits with one sentence, which begins with `flag`, if they are missing or wrong.
@@ -159,23 +157,21 @@ def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) 
         script, own = saved.pop("script", None), script_of(cls).name
         if script not in (None, own):
             fail(f"{flag} takes a run of {own}, and {folder} is a run of {script}")
-        names = [field.name for field in fields(cls)]
         for name, hint in get_type_hints(cls).items():
             if get_origin(hint) is tuple and isinstance(saved.get(name), list):  # JSON has no tuples
                 saved[name] = tuple(saved[name])
-        if unknown := sorted(saved.keys() - set(names)):
+        if unknown := sorted(saved.keys() - {field.name for field in fields(cls)}):
             raise ValueError(f"this version of the script does not have its {', '.join(map(flag_of, unknown))}")
         args = cls(**saved)
-        missing = {name: getattr(args, name) for name in names if name not in saved}
-        saved |= missing
-        check_types(args, saved)
+        missing = {name: value for name, value in vars(args).items() if name not in saved}
+        check_types(args, vars(args))
         check_limits(args, limits or {})
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         fail(f"{takes} has none ({one_line(error)})")
     if missing:
         values = ", ".join(f"{flag_of(name)} is {value}" for name, value in missing.items())
         warn(f"{folder} is of a version without some flags, which have their defaults: {values}")
-    return saved
+    return args
 
 
 def load_script(flag: str, folder: Path) -> ModuleType:
@@ -254,12 +250,9 @@ def prepare(args: Any, limits: Limits) -> None:
 def parse_json(flag: str, text: str, example: str = '{"name": 1}') -> dict[str, Any]:
     """The JSON object that a flag was given; exits with one sentence if it is not one."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return typeguard.check_type(json.loads(text), dict[str, Any])
+    except (ValueError, RecursionError, typeguard.TypeCheckError) as error:
         fail(f"--{flag} takes a JSON object such as {example}, not {text:.200} ({one_line(error)})")
-    if not isinstance(value, dict):
-        fail(f"--{flag} takes a JSON object such as {example}, not {text:.200}")
-    return value
 
 
 # === Tasks ============================================================================================================
@@ -440,7 +433,9 @@ class TaskEnvs(gym.vector.VectorWrapper):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # raised by Gymnasium or by the task's own code
-            hint = UNKNOWN_HINT if isinstance(error, UNKNOWN_TASK) else place_of(error)
+            hint = place_of(error)
+            if isinstance(error, (gym.error.NamespaceNotFound, gym.error.NameNotFound)):
+                hint = " (module:id imports the module that has the task; games between teams are for *_selfplay.py)"
             cannot_be_made(f"{env_id} cannot be made: {describe_error(error)}{hint}", error)
         envs, self.copies = self.env, copies
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -448,12 +443,7 @@ class TaskEnvs(gym.vector.VectorWrapper):
             fail(f"{takes} observations flatten to a vector, and those of {env_id} are {obs_space}")
         if not 1 <= obs_space.shape[0] <= MAX_OBS_DIM:
             fail(f"{takes} {obs_size}, and those of {env_id} are {obs_space}")
-        if (
-            not isinstance(action_space, gym.spaces.Box)
-            or action_space.dtype.kind != "f"
-            or 0 in action_space.shape
-            or not has_range(action_space)
-        ):
+        if not is_continuous(action_space):
             fail(f"{takes} actions are a Box of floats with finite bounds, and those of {env_id} are {action_space}")
         modes, mode = gym.vector.AutoresetMode, envs.metadata.get("autoreset_mode")
         if mode not in (modes.SAME_STEP, modes.DISABLED):
@@ -468,8 +458,6 @@ class TaskEnvs(gym.vector.VectorWrapper):
             if self.copies and np.shape(obs) != self.observation_space.shape:
                 raise TypeError(f"reset must return observations {self.observation_space.shape}, not {np.shape(obs)}")
             return obs.copy() if self.copies else obs, infos
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
             self.tell(error)
 
@@ -485,23 +473,17 @@ class TaskEnvs(gym.vector.VectorWrapper):
                     infos["final_obs"] = obs.copy()
                     obs, _ = self.env.reset(options={"reset_mask": dones})
             return obs.copy() if self.copies else obs, rewards, terminations, truncations, infos
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
             self.tell(error)
 
     def check_step(self, obs: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any) -> None:
         """Raises TypeError or ValueError for arrays of wrong shapes or types, and if final_obs is missing."""
-        envs = (self.num_envs,)
-        for name, array, shape, kinds in (
-            ("observations", obs, self.observation_space.shape, "biuf"),
-            ("rewards", rewards, envs, "biuf"),
-            ("terminations", terminations, envs, "b"),
-            ("truncations", truncations, envs, "b"),
-        ):
+        arrays = {"observations": obs, "rewards": rewards, "terminations": terminations, "truncations": truncations}
+        for name, array in arrays.items():
+            shape = self.observation_space.shape if name == "observations" else (self.num_envs,)
+            kinds, what = ("b", "bools") if name.startswith("t") else ("biuf", "numbers")
             if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype.kind not in kinds:
                 found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-                what = "bools" if kinds == "b" else "numbers"
                 raise TypeError(f"the {name} of step must be a NumPy array {shape} of {what}, not {found}")
         is_same_step = self.metadata["autoreset_mode"] == gym.vector.AutoresetMode.SAME_STEP
         if is_same_step and (dones := terminations | truncations).any():
@@ -511,6 +493,8 @@ class TaskEnvs(gym.vector.VectorWrapper):
 
     def tell(self, error: BaseException) -> NoReturn:
         """Raises the TaskError for an exception: which environment failed, if that is known, and its type and text."""
+        if isinstance(error, KeyboardInterrupt):
+            raise error
         processes = self.env.processes if isinstance(self.env, gym.vector.AsyncVectorEnv) else []
         if processes and isinstance(error, (EOFError, OSError)):
             sentinels: list[Any] = [process.sentinel for process in processes]
@@ -523,12 +507,10 @@ class TaskEnvs(gym.vector.VectorWrapper):
         close_quietly("the environments", partial(self.env.close, **kwargs))
 
 
-UNKNOWN_TASK = (gym.error.NamespaceNotFound, gym.error.NameNotFound)
-UNKNOWN_HINT = " (module:id imports the module that has the task; games between teams are for *_selfplay.py)"
-
-
-def has_range(space: gym.spaces.Box) -> bool:
-    """Whether all bounds of a Box, and their differences, are finite."""
+def is_continuous(space: gym.Space) -> bool:
+    """Whether a space is a Box of one float or more whose bounds, and their differences, are finite."""
+    if not isinstance(space, gym.spaces.Box) or space.dtype.kind != "f" or 0 in space.shape:
+        return False
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(space.high - space.low).all())
 
@@ -612,27 +594,16 @@ def release_signals() -> None:
 def tell_exception(args: Any, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """The exception hook: one sentence for a signal, a lack of memory or a fault of the task; else the traceback."""
     kill_environments()
-    status, sentence = 1, ""
+    status = 1
     if isinstance(error, KeyboardInterrupt):
         status = 128 + (stop_signals[0] if stop_signals else signal.SIGINT)
-        sentence = f"stopped by signal {status - 128}"
-    elif lacks_memory(error):
-        status, sentence = 1 if trains else 2, describe_memory(args, error)
-    elif isinstance(error, TaskError):
-        sentence = f"--env-id {args.env_id} failed: {error}"
-    if not sentence:
+        print(f"stopped by signal {status - 128}", file=sys.stderr)
+    elif sentence := explain(args, error):
+        status = 2 if lacks_memory(error) and not trains else 1
+        print(f"error: {sentence}", file=sys.stderr)
+    else:
         traceback.print_exception(kind, error, trace)
-    print_task_traceback(error)
-    if sentence:
-        print(sentence if status > 128 else f"error: {sentence}", file=sys.stderr)
     raise SystemExit(status)
-
-
-def print_task_traceback(error: BaseException | None) -> None:
-    """Prints the traceback of the task's own exception, if a TaskError has one and it is not a `sys.exit`."""
-    cause = task_exception(error) if isinstance(error, TaskError) else None
-    if cause is not None and not isinstance(cause, SystemExit):
-        traceback.print_exception(cause)
 
 
 def check_memory(buffers: Mapping[str, "Buffer"]) -> None:
@@ -651,21 +622,27 @@ def lacks_memory(error: BaseException | None) -> bool:
     return isinstance(error, MemoryError) or bool(is_of_torch)
 
 
-def describe_memory(args: Any, error: BaseException) -> str:
-    """The sentence for a lack of memory: it names the flags that need memory."""
+def explain(args: Any, error: BaseException | None, when: str = "") -> str:
+    """The sentence for a fault of the task, whose own traceback it prints, or for a lack of memory; "" for the rest."""
+    if isinstance(error, TaskError):
+        cause: BaseException | None = error
+        while isinstance(cause, TaskError):  # what the project made of it
+            cause = cause.__cause__
+        if cause is not None and not isinstance(cause, SystemExit):  # None: found by the project, or in a process
+            traceback.print_exception(cause)
+        return f"--env-id {args.env_id} failed{when}: {error}"
+    if not lacks_memory(error):
+        return ""
     sizes = {"num_envs", "num_games", "num_steps", "batch_size", "buffer_size", "eval_episodes", "eval_games"}
     sizes |= {"hidden_size", "sequence_length", "frame_size", "frame_stack"}  # of variants
-    flags = [flag_of(field.name) for field in fields(args) if field.name in sizes]
-    smaller = " or ".join(flags) or "arguments"
-    return f"there is not enough memory; lower {smaller}: {one_line(error)[:200]}"
+    flags = " or ".join(flag_of(field.name) for field in fields(args) if field.name in sizes)
+    return f"there is not enough memory; lower {flags or 'arguments'}: {one_line(error)[:200]}"
 
 
 def seed_streams(seed: int, global_step: int) -> int:
     """Seeds all random streams from a run's seed and step, so that none has to be saved; returns their new seed."""
     step_seed = int(np.random.SeedSequence((seed, global_step)).generate_state(1)[0]) // 2  # below 2^31
-    random.seed(step_seed)
-    np.random.seed(step_seed)
-    torch.manual_seed(step_seed)
+    random.seed(step_seed), np.random.seed(step_seed), torch.manual_seed(step_seed)
     return step_seed
 
 
@@ -704,9 +681,8 @@ class Run:
         replay = self.folder / "checkpoint.replay"
         files = {name: BufferFiles(buffer, replay / name) for name, buffer in (buffers or {}).items()}
         self.parts = self.model | flatten(rest) | files
-        self.global_step, self.begins_anew = 0, True
-        self.log_step = 0
-        self.tracks = args.track
+        self.global_step, self.log_step, self.begins_anew = 0, 0, True
+        self.tracker: Any = None  # the W&B run; None: not tracked, or it has failed
         self.results: dict[str, float] = {}  # the newest value of every metric
         self.running: np.ndarray | None = None  # return and length of every running episode
         self.finished: list[np.ndarray] = []  # return and length of the episodes that have ended since the last point
@@ -715,10 +691,13 @@ class Run:
             self.load_checkpoint()
         if args.track:
             try:
-                start_tracking(self.folder, args)
+                self.tracker = start_tracking(self.folder, args)
             except SystemExit:
-                if args.resume is None:
-                    self.remove_folder()
+                if args.resume is None:  # nothing has been trained
+                    self.lock.close()
+                    shutil.rmtree(self.folder, ignore_errors=True)
+                    with suppress(OSError):
+                        self.folder.parent.rmdir()
                 raise
         settings = {"script": self.script.name} | asdict(args) | {"resume": None}
         try:
@@ -729,13 +708,6 @@ class Run:
         if args.resume is None:
             self.save_checkpoint(is_finished=False)
         self.progress = tqdm(disable=True)
-
-    def remove_folder(self) -> None:
-        """Removes the run folder, where nothing has been trained, and the folder of runs if it is then empty."""
-        self.lock.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        with suppress(OSError):
-            self.folder.parent.rmdir()
 
     def announce(self) -> None:
         """Prints task, seed, budget, device and folder; warns of rounding and of checkpoints that cut episodes."""
@@ -778,13 +750,8 @@ class Run:
         equals an uninterrupted one. Between two yields the progress bar moves, a checkpoint that is due is written, and
         a signal stops the run. After the last step the model and the checkpoint are on disk.
         """
-        self.progress = tqdm(
-            total=self.total_steps,
-            initial=self.global_step,
-            unit="step",
-            dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
-        )
+        total, initial = self.total_steps, self.global_step
+        self.progress = tqdm(total=total, initial=initial, unit="step", dynamic_ncols=True, disable=None)
         global trains
         trains = True
         self.log_step = self.line_step = self.global_step
@@ -803,7 +770,6 @@ class Run:
             if is_due:
                 self.save_checkpoint(is_finished=False)
                 self.begins_anew = True
-        self.check_weights()
         saved = f"saved in {self.folder}" if self.save(is_finished=False) else "saving FAILED: see the warning above"
         release_signals()  # nothing is left to lose
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the end of the `with` block says how to go on
@@ -854,17 +820,14 @@ class Run:
                 metrics |= {"charts/episodic_return": returns, "charts/episodic_length": lengths}
                 self.finished = []
         self.results |= metrics
-        if self.tracks:
-            import wandb
-
-            assert wandb.run is not None
+        if self.tracker is not None:
             step = max(global_step, self.log_step)  # W&B takes no late point, as of an evaluation beside the training
             try:
-                if step >= wandb.run.step:  # else W&B had it before the run was killed and resumed
-                    wandb.log(metrics, step=step)
+                if step >= self.tracker.step:  # else W&B had it before the run was killed and resumed
+                    self.tracker.log(metrics, step=step)
             except Exception as error:  # its own process has died, for example
                 warn(f"W&B has no points from step {step:,} on; --resume adds them: {describe_error(error)}")
-                self.tracks = False
+                self.tracker = None
         try:
             for name, value in metrics.items():
                 self.writer.add_scalar(name, value, global_step)
@@ -887,19 +850,13 @@ class Run:
         if isinstance(error, KeyboardInterrupt):
             release_signals()
         self.progress.close()
-        failure = ""
-        if isinstance(error, TaskError):
-            print_task_traceback(error)
-            if self.log_step > self.global_step:  # in an evaluation: this iteration has been learned from and logged
-                self.global_step += self.stride
-            failure = f"--env-id {self.args.env_id} failed after step {self.global_step:,}: {error}"
-        elif isinstance(error, (FloatingPointError, PartLost)):
+        if isinstance(error, TaskError) and self.log_step > self.global_step:
+            self.global_step += self.stride  # in an evaluation: this iteration has been learned from and logged
+        failure = explain(self.args, error, f" after step {self.global_step:,}")
+        if isinstance(error, (FloatingPointError, PartLost)):
             failure = str(error)  # the last checkpoint is the last good state
-        elif error is not None and lacks_memory(error):
-            failure = describe_memory(self.args, error)
         if error is None or isinstance(error, (TaskError, Stopped)):
             try:
-                self.check_weights()
                 if not self.save(is_finished=error is None):
                     failure = failure or "the model or the checkpoint could not be written"
             except (FloatingPointError, PartLost) as not_sound:
@@ -924,11 +881,6 @@ class Run:
             print(f"stopped by signal {int(signum)} after step {self.global_step:,}")
             raise SystemExit(status)
         return True
-
-    def check_weights(self) -> None:
-        """Raises FloatingPointError if a number in the model is not finite."""
-        if not all(x.isfinite().all() for x in all_tensors(self.model)):
-            raise FloatingPointError(f"weights are not finite numbers at step {self.global_step:,}")
 
     def close(self, terminate: bool, status: int) -> None:
         """Closes the environments and the loggers; `status` is the exit status, which W&B shows."""
@@ -960,7 +912,12 @@ class Run:
     # --- model file and checkpoints ---
 
     def save(self, is_finished: bool) -> bool:
-        """Writes model.pt and a checkpoint; warns and returns False if one of them could not be written."""
+        """Writes model.pt and a checkpoint; warns and returns False if one of them could not be written.
+
+        Raises FloatingPointError if a number in the model is not finite.
+        """
+        if not all(x.isfinite().all() for x in all_tensors(self.model)):
+            raise FloatingPointError(f"weights are not finite numbers at step {self.global_step:,}")
         self.begins_anew, is_written = True, True  # the run can go on from here only by a reset
         if self.args.save_model:
             model = {name: part.state_dict() for name, part in self.model.items()}
@@ -984,14 +941,13 @@ class Run:
         facts = {"script": self.script.name, "format": CHECKPOINT_FORMAT, "versions": VERSIONS}
         facts |= {"global_step": self.global_step, "total_steps": self.total_steps}
         facts["is_finished"] = is_finished and not is_lost
-        path = self.folder / "checkpoint.pt"
         try:
             state = {n: dict(part) if isinstance(part, dict) else part.state_dict() for n, part in self.parts.items()}
             events = {path.name: path.stat().st_size for path in self.folder.glob("events.*")}
             for name in events:
                 with (self.folder / name).open("rb+") as file:
                     os.fsync(file.fileno())
-            write_file(path.with_name("checkpoint.next.pt"), to_bytes(facts | {"parts": state, "events": events}))
+            write_file(self.folder / "checkpoint.next.pt", to_bytes(facts | {"parts": state, "events": events}))
             self.rename_next()
         except OSError as error:
             warn(f"the checkpoint of step {self.global_step:,} was not written, and the last one is kept: {error}")
@@ -1035,10 +991,8 @@ class Run:
                     raise
                 damaged[path] = f"{path.name}: {describe_error(error)}"[:300]
         else:
-            reason = "; ".join(damaged.values())
-            fail(
-                f"--resume takes a run folder with a valid checkpoint of this script, and {folder} has none ({reason})"
-            )
+            takes = "--resume takes a run folder with a valid checkpoint of this script"
+            fail(f"{takes}, and {folder} has none ({'; '.join(damaged.values())})")
         step, flag = state["global_step"], f"--total-timesteps {self.args.total_timesteps:,}"
         if state["is_finished"] and step >= self.total_steps:
             fail(f"--resume takes a run that has not finished, or more --total-timesteps than the {step:,} of {folder}")
@@ -1181,8 +1135,7 @@ def make_run_folder(args: Any) -> Path:
     folder, counter = Path("runs") / name, 1
     while True:
         try:
-            folder.parent.mkdir(exist_ok=True)
-            folder.mkdir()
+            folder.mkdir(parents=True)
             return folder
         except OSError as error:
             if not os.path.exists(folder):  # Path.exists raises for a name that is too long
@@ -1347,8 +1300,8 @@ def check_tracking() -> None:
             fail("--track takes a W&B account: log in with `wandb login`, or set WANDB_MODE=offline")
 
 
-def start_tracking(folder: Path, args: Any) -> None:
-    """Starts or resumes the W&B run with the folder's name, and gives it all points of TensorBoard that it lacks.
+def start_tracking(folder: Path, args: Any) -> Any:
+    """Starts or resumes the W&B run with the folder's name; returns it with all points of TensorBoard that it lacked.
 
     Offline these are all points of a resumed run: a kill may have cut off the old record, and the new one replaces it.
     """
@@ -1372,6 +1325,7 @@ def start_tracking(folder: Path, args: Any) -> None:
     for step in sorted(points):
         if step >= run.step:
             run.log(points[step], step=step)
+    return run
 
 
 def hub_repo_id(args: Any) -> str:
@@ -1424,15 +1378,9 @@ def upload_model(folder: Path, args: Any, metrics: Mapping[str, float]) -> None:
         result = f"{metrics['eval/return_mean']:.2f} +/- {metrics['eval/return_std']:.2f}"
         scores, of_what = {"mean_reward": result}, "Return of the final deterministic policy"
         result += f" over {args.eval_episodes} episodes"
-    card = ModelCardData(
-        library_name="pytorch",
-        tags=["reinforcement-learning", "deep-reinforcement-learning", args.exp_name, args.env_id],
-        model_name=args.exp_name,
-        eval_results=[
-            EvalResult("reinforcement-learning", args.env_id, args.env_id, name, score)
-            for name, score in scores.items()
-        ],
-    )
+    tags = ["reinforcement-learning", "deep-reinforcement-learning", args.exp_name, args.env_id]
+    results = [EvalResult(tags[0], args.env_id, args.env_id, *score) for score in scores.items()]
+    card = ModelCardData(library_name="pytorch", tags=tags, model_name=args.exp_name, eval_results=results)
     versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}, Gymnasium {gym.__version__}"
     script = script_path(type(args))
     try:

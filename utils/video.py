@@ -38,10 +38,3 @@ def film_strip(frames: Sequence[np.ndarray], count: int = 6, size: int = 200, ga
         picture = Image.fromarray(frames[frame]).resize((width, height), Image.Resampling.LANCZOS)
         strip[:, left : left + width] = np.asarray(picture)
     return strip
-
-
-def write_picture(path: Path, picture: np.ndarray) -> None:
-    """Writes a picture (height, width, 3) uint8 as a PNG file."""
-    from PIL import Image
-
-    Image.fromarray(picture).save(path, optimize=True)
