@@ -115,8 +115,7 @@ def play(
             seats = np.where((seats == i) & own, len(players), seats)
             players.append(single)
     policies = {b: [i for i, p in enumerate(players) if p.behavior == b and p.weights is not None] for b in agents}
-    weights = {b: [w for p in players if p.behavior == b and (w := p.weights) is not None] for b in agents}
-    stacks = {b: PolicyStack(agents[b], stack) for b, stack in weights.items() if stack}
+    stacks = {b: PolicyStack(agents[b], [players[i].weights or {} for i in own]) for b, own in policies.items() if own}
 
     def act(t: int, obs: np.ndarray) -> np.ndarray:
         team, seated = env.teams[t], seats[:, t]
@@ -429,9 +428,7 @@ def cross_play(
         if seatings(env, players[j], players[i]) and not (is_duel and (i, j) in pairs):  # in a duel the same games
             pairs.append((j, i))
     if not pairs:
-        raise ValueError(
-            "cross-play takes players who can meet, one on a team and the other on all others, and no two can"
-        )
+        raise ValueError("cross-play takes players who can meet, one on a side and one on all others, and no two can")
     sides = {(i, j): len(seatings(env, players[i], players[j])) for i, j in pairs}
     games_per_score = max(sides[i, j] + sides.get((j, i), 0) for i, j in pairs)
     env.close()

@@ -93,9 +93,7 @@ def fit_bradley_terry(results: np.ndarray, mean: float = 1200.0, prior_games: fl
     if not all_reach_all(played):
         raise ValueError("results must connect all players by games, directly or through who played whom")
     if prior_games == 0 and not all_reach_all(results > 0):
-        raise ValueError(
-            "with prior_games=0 every player must have taken points from every other, directly or through others"
-        )
+        raise ValueError("with prior_games=0 each player must have taken points from each other, or through others")
     points = results + 0.5 * prior_games * played
     games = points + points.swapaxes(-1, -2)
 
@@ -150,13 +148,9 @@ def bootstrap_ratings(
     if scores.ndim != 3 or scores.shape[0] != scores.shape[1]:
         raise ValueError(f"scores must be of shape (n, n, num_games) for n players, not {scores.shape}")
     if ((scores < 0) | (scores > 1)).any() or not np.allclose(scores.swapaxes(0, 1), 1.0 - scores, equal_nan=True):
-        raise ValueError(
-            "scores must be from 0 to 1 with scores[j, i] = 1 - scores[i, j], or nan where there was no game"
-        )
+        raise ValueError("scores must be from 0 to 1 with scores[j, i] = 1 - scores[i, j], or nan without a game")
     if num_resamples < 1 or games_per_score < 1:
-        raise ValueError(
-            f"num_resamples and games_per_score must be 1 or more, not {num_resamples} and {games_per_score}"
-        )
+        raise ValueError(f"num_resamples and games_per_score must be 1 or more, not {num_resamples}, {games_per_score}")
     rng = np.random.default_rng(seed)
     results = np.zeros((1 + num_resamples, *scores.shape[:2]))  # row 0: the games as played
     for i, j in combinations(range(len(scores)), 2):

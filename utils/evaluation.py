@@ -8,7 +8,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,11 +67,10 @@ def score_policies(
     The agents' current policies play, or `policies`, one for each side. With `video_folder`, one game of each is
     recorded, against the scripted player that does best.
     """
-    env = make_games(1)
-    own = policies or current_players(env, agents, "policy")
-    players = own + scripted_players(env)
-    pairs = pairs_with_others(env, players, len(own))
-    env.close()
+    with closing(make_games(1)) as env:
+        own = policies or current_players(env, agents, "policy")
+        players = own + scripted_players(env)
+        pairs = pairs_with_others(env, players, len(own))
     scores = play_pairs(make_games, agents, players, pairs, num_games, seed, deterministic).mean(1)
     names = [f"eval/{players[i].behavior}_score_vs_{players[j].name}" for i, j in pairs]
     if video_folder is not None:
@@ -95,9 +94,8 @@ def snapshot_table(
     counted from the last one. Actions are sampled, as in training: no snapshot has met a policy of most
     likely actions.
     """
-    env = make_games(1)
-    players, groups = scripted_players(env), player_behaviors(env)
-    env.close()
+    with closing(make_games(1)) as env:
+        players, groups = scripted_players(env), player_behaviors(env)
     for behaviors in groups:
         lineups = snapshot_lineups(pools, behaviors)
         count = min(num_snapshots, len(lineups))
@@ -165,11 +163,9 @@ def load_policies(
     `make_env(args, num_games)` makes games, and `make_agent(team, args)` makes the agent of a behaviour.
     """
     args = read_args(args_class, folder, flag, limits)
-    env = make_env(args, 1)
-    agents = {team.behavior: make_agent(team, args) for team in env.teams}
-    env.close()
-    rule = args.window, args.play_against_latest_model_ratio, args.opponent_sampling, np.random.default_rng()
-    pools = {behavior: SnapshotPool(*rule) for behavior in agents}
+    with closing(make_env(args, 1)) as env:
+        agents = {team.behavior: make_agent(team, args) for team in env.teams}
+    pools = {behavior: SnapshotPool(args.window, 0.0, "uniform", np.random.default_rng()) for behavior in agents}
     load_model(folder, {"agent": agents, "pool": pools}, flag)
     for behavior, pool in pools.items() if flag != "--initialize-from" else ():  # which takes the agents' weights
         weights: dict[str, Tensor] = agents[behavior].acting_weights()
@@ -191,9 +187,8 @@ def evaluate_run(
     """
     agents, pools, _ = load_run(args.evaluate, "--evaluate")
     make_games = partial(make_env, args)
-    env = make_games(1)
-    groups, scripted = player_behaviors(env), scripted_players(env)
-    env.close()
+    with closing(make_games(1)) as env:
+        groups, scripted = player_behaviors(env), scripted_players(env)
     own = load_players(args.evaluate, pools, groups, args.policy, "policy")
     if args.initialize_from is not None and not args.exploitability:
         fail("--initialize-from takes a run that trains, or --exploitability")
@@ -203,8 +198,8 @@ def evaluate_run(
     if args.exploitability:
         response = train_response(args, train)
         players = load_players(response, load_run(response, "--evaluate")[1], groups, "last", "response")
-        names = str(response), str(args.evaluate)
-        return score_pairs(args, make_games, agents, players, own, *names, deterministic=False)
+        sampled = replace(args, deterministic=False)
+        return score_pairs(sampled, make_games, agents, players, own, str(response), str(args.evaluate))
     if args.against is None:
         video_folder = args.evaluate if args.capture_video else None
         rules = args.eval_games, args.seed + 1_000_000, args.deterministic, video_folder
@@ -219,7 +214,7 @@ def evaluate_run(
         _, pools, other = load_run(Path(args.against), "--against")
         check_same_game(args, other, "--against")
         opponents = load_players(Path(args.against), pools, groups, "last", "against")
-    return score_pairs(args, make_games, agents, own, opponents, str(args.evaluate), args.against, args.deterministic)
+    return score_pairs(args, make_games, agents, own, opponents, str(args.evaluate), args.against)
 
 
 def score_pairs(
@@ -230,27 +225,26 @@ def score_pairs(
     opponents: list[Player],
     name: str,
     other_name: str,
-    deterministic: bool,
 ) -> dict[str, np.ndarray]:
     """Prints the score of each own player against each opponent that it can meet, with its 95% interval.
 
     Returns the scores (num_seeds,) of each own behaviour; if it meets several opponents, those against the last one.
     """
-    env, players = make_games(1), own + opponents
-    pairs = pairs_with_others(env, players, len(own))
-    env.close()
+    players = own + opponents
+    with closing(make_games(1)) as env:
+        pairs = pairs_with_others(env, players, len(own))
     if not pairs:
         fail(f"--against takes an opponent that can play the other team, and {other_name} cannot")
-    results = play_pairs(make_games, agents, players, pairs, args.eval_games, args.seed, deterministic)
+    results = play_pairs(make_games, agents, players, pairs, args.eval_games, args.seed, args.deterministic)
     for (i, j), scores in zip(pairs, results, strict=True):
         mean, low, high = score_interval(scores)
         other = f"{players[j].behavior} of {other_name}"
         if players[j].is_scripted:
             other = f"the scripted {players[j].behavior} player {other_name}"
-        interval = f"95% interval [{low:.3f}, {high:.3f}], from {len(scores)} seeds, {name_actions(deterministic)}"
+        interval = f"95% interval [{low:.3f}, {high:.3f}], from {len(scores)} seeds, {name_actions(args.deterministic)}"
         print(f"{players[i].behavior} of {name} against {other}: score {mean:.3f}, {interval}")
         if args.capture_video:
-            record_video(make_games, agents, players[i], players[j], args.seed, deterministic, args.evaluate)
+            record_video(make_games, agents, players[i], players[j], args.seed, args.deterministic, args.evaluate)
     return {players[i].behavior: scores for (i, _), scores in zip(pairs, results, strict=True)}
 
 
@@ -277,8 +271,7 @@ def find_difference(args: Mapping[str, Any], other: Mapping[str, Any]) -> str | 
 
 def check_same_game(args: Any, other: Any, flag: str) -> None:
     """Exits with one sentence if another run has another game, or other inputs of its policies."""
-    name = find_difference(vars(args), vars(other))
-    if name is not None:
+    if name := find_difference(vars(args), vars(other)):
         own = f"{flag_of(name)} is {getattr(args, name)} in this run and {getattr(other, name)} in the other"
         fail(f"{flag} takes a run of the same game, and {own}")
 
@@ -322,10 +315,10 @@ def load_rivals(args: Any, load_run: Callable[[Path, str], Any], env: TeamEnv) -
     rivals = {}
     for behavior, members in shares.items():
         probabilities = [share / len(args.opponents) for _, share in members]
-        pool = SnapshotPool(len(members), 0.0, "uniform", np.random.default_rng(args.seed), shares=probabilities)
+        rng = np.random.default_rng(args.seed)
+        rivals[behavior] = SnapshotPool(len(members), 0.0, "uniform", rng, shares=probabilities)
         for snapshot, _ in members:
-            pool.add(snapshot.weights, snapshot.step, args.initial_elo)
-        rivals[behavior] = pool
+            rivals[behavior].add(snapshot.weights, snapshot.step, args.initial_elo)
     return rivals
 
 
@@ -363,8 +356,7 @@ def read_mixture(
         fail(f"--policy nash takes a run folder with the cross_play.csv of a table, and {folder} has none ({error})")
     labels = [table_name(lineup) for lineup in lineups]  # with the behaviours before it, if the table has others, too
     found = [weights.get(f"{'+'.join(behaviors)} {label}", weights.get(label, 0.0)) for label in labels]
-    shares = list(zip(lineups, found, strict=True))
-    total = sum(share for _, share in shares)
+    total = sum(found)
     if not total > 0.5:
         fail(f"--policy nash takes a table of the run's own snapshots, and that of {folder} is of others")
-    return [(lineup, share / total) for lineup, share in shares if share > 0.0]
+    return [(lineup, share / total) for lineup, share in zip(lineups, found, strict=True) if share > 0.0]

@@ -188,9 +188,8 @@ class Matches:
         self.learner = behavior
         self.rating = self.pools[behavior].latest.rating
         teams = [t for t, b in enumerate(self.behaviors) if b == behavior]
-        self.learner_teams = [
-            t for t in teams if self.learner_side in (self.team_names[t], self.side_names[t])
-        ] or teams
+        chosen = [t for t in teams if self.learner_side in (self.team_names[t], self.side_names[t])]
+        self.learner_teams = chosen or teams
         if self.swaps_per_turn is not None:
             learners = self.sizes[self.learner_teams[0]]
             ghosts = np.mean([self.sizes[self.opposes[t]].sum() for t in self.learner_teams])
@@ -437,14 +436,6 @@ class Matches:
         self.stacks[behavior] = known, stack
         return stack, which
 
-    def warn_of_short_swaps(self, game_length: float) -> None:
-        """Warns once if `swap_steps` is shorter than a game of `game_length` steps, and so has no effect."""
-        if not self.has_warned and 0 < self.swap_steps < self.num_ghosts * game_length:
-            self.has_warned = True
-            steps = f"--swap-steps {self.swap_steps:,} is less than the opponents' steps in one game"
-            game = f"{self.num_ghosts:,} agents of opponents, games of {game_length:.0f} steps"
-            warn(f"{steps} ({game}), so opponents change after every game")
-
     def rating_of(self, behavior: str) -> float:
         """The learner's rating; for another behaviour, the rating of its newest snapshot."""
         return self.rating if behavior == self.learner else self.pools[behavior].latest.rating
@@ -486,8 +477,12 @@ class Matches:
             metrics["selfplay/games"] = float(len(results))
         if self.lengths:
             metrics["charts/episodic_return"] = float(np.mean(self.returns))
-            metrics["charts/episodic_length"] = float(np.mean(self.lengths))
-            self.warn_of_short_swaps(metrics["charts/episodic_length"])
+            metrics["charts/episodic_length"] = length = float(np.mean(self.lengths))
+            if not self.has_warned and 0 < self.swap_steps < self.num_ghosts * length:  # swaps then have no effect
+                self.has_warned = True
+                steps = f"--swap-steps {self.swap_steps:,} is less than the opponents' steps in one game"
+                game = f"{self.num_ghosts:,} agents of opponents, games of {length:.0f} steps"
+                warn(f"{steps} ({game}), so opponents change after every game")
         self.finished, self.lengths, self.returns = [], [], []
         return metrics
 

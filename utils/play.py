@@ -81,20 +81,16 @@ class Window:
         self.clock.tick(fps)
         self.pressed = []
         for event in self.pygame.event.get():
-            self.read(event)
-
-    def read(self, event: Any) -> None:
-        """Takes one event of pygame."""
-        if event.type == self.pygame.QUIT:
-            raise WindowClosed
-        if event.type in (self.pygame.KEYDOWN, self.pygame.KEYUP):
-            name = self.pygame.key.name(event.key).strip("[]")  # "[1]" is a key of the number pad
-            if name == "escape":
+            if event.type == self.pygame.QUIT:
                 raise WindowClosed
-            if name in self.held:
-                self.held.remove(name)
-            if event.type == self.pygame.KEYDOWN:
-                (self.held if name in DIRECTIONS else self.pressed).append(name)
+            if event.type in (self.pygame.KEYDOWN, self.pygame.KEYUP):
+                name = self.pygame.key.name(event.key).strip("[]")  # "[1]" is a key of the number pad
+                if name == "escape":
+                    raise WindowClosed
+                if name in self.held:
+                    self.held.remove(name)
+                if event.type == self.pygame.KEYDOWN:
+                    (self.held if name in DIRECTIONS else self.pressed).append(name)
 
     def direction(self) -> tuple[int, int]:
         """Where the held keys point, (x, y); of two opposite keys the newer one counts."""
@@ -160,7 +156,10 @@ class Session:
         self.window.show(env.render(), lines, fps)
 
     def play(self, seed: int, deterministic: bool) -> None:
-        """Plays one game, and waits for the start of the next one. Raises WindowClosed if the window is closed."""
+        """Plays one game, and shows its result until Space is pressed; Tab then changes the person's team.
+
+        Raises WindowClosed if the window is closed.
+        """
         env, window = self.env, self.window
         rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
         stacks: dict[str, PolicyStack] = {}
@@ -192,16 +191,11 @@ class Session:
                 others = [t for t in range(len(env.teams)) if t not in allies_of(env.teams)[self.team]]
                 self.scores.append(float(game_scores(result.scores[0])[self.team, others].mean()))
             self.show("", self.fps)
-        self.wait_for_next_game()
-
-    def wait_for_next_game(self) -> None:
-        """Shows the result until Space is pressed; Tab changes the person's team."""
-        score = self.scores[-1]
-        result = "you have won" if score > 0.5 else "a draw" if score == 0.5 else "you have lost"
-        while "space" not in self.window.pressed:
-            self.show(f"{result}   Space: next game   Tab: other team   Esc: end", WAITING_FPS)
-            if "tab" in self.window.pressed:
-                self.team = (self.team + 1) % len(self.env.teams)
+        said = "you have won" if self.scores[-1] > 0.5 else "a draw" if self.scores[-1] == 0.5 else "you have lost"
+        while "space" not in window.pressed:
+            self.show(f"{said}   Space: next game   Tab: other team   Esc: end", WAITING_FPS)
+            if "tab" in window.pressed:
+                self.team = (self.team + 1) % len(env.teams)
 
 
 def describe_scores(scores: Sequence[float]) -> str:
@@ -221,7 +215,7 @@ def play_at_keyboard(
     for flag in ("against", "exploitability", "capture_video"):
         if getattr(args, flag):
             fail(f"--play takes no {flag_of(flag)}: a person plays against the policies of --evaluate")
-    env = make_games(1, render=True)
+    env: Any = make_games(1, render=True)
     for team in env.teams:
         if explain_keys(env, team) is None:
             actions = f"{team.name} has {team.branches or team.action_dim}"

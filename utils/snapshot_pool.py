@@ -106,10 +106,7 @@ class SnapshotPool:
 
     def state_dict(self) -> list[dict[str, Any]]:
         """All snapshots in plain containers, for a file."""
-        return [
-            vars(snapshot) | {"weights": dict(snapshot.weights), "results": list(snapshot.results)}
-            for snapshot in self.snapshots
-        ]
+        return [vars(x) | {"weights": dict(x.weights), "results": list(x.results)} for x in self.snapshots]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Replaces all snapshots by those of `state`. Each gets a new uid."""

@@ -204,8 +204,7 @@ def next_legal_actions(env: TeamEnv, t: int, over: np.ndarray) -> np.ndarray:
     actions are then those of `env.final_masks`; all of them, if the game has no such attribute.
     """
     legal, has_left = legal_actions(env, t), (over[:, None] | ~env.alive[t])[:, :, None]
-    final_masks: list[np.ndarray | None] = getattr(env, "final_masks", [None] * len(env.teams))
-    final_mask = final_masks[t]
+    final_mask: np.ndarray | None = getattr(env, "final_masks", [None] * len(env.teams))[t]
     return legal | has_left if final_mask is None else np.where(has_left, final_mask, legal)
 
 
@@ -221,12 +220,11 @@ def game_code(place: str) -> Iterator[None]:
     """Turns what the game's code raises into a TaskError that names the place."""
     try:
         yield
-    except TaskError as error:
-        raise TaskError(f"{place}: {error}") from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit, and what code in other languages raises
-        raise TaskError(f"{place}: {describe_error(error)}") from error
+        said = str(error) if isinstance(error, TaskError) else describe_error(error)
+        raise TaskError(f"{place}: {said}") from error
 
 
 # === Teams ============================================================================================================
@@ -290,9 +288,8 @@ def read_teams(env_id: str, named: Mapping[str, Any], agents: list[str]) -> list
             groups += [Group(f"{side} {behavior}", behavior, own, side) for behavior, own in members.items()]
     if len({group.name for group in groups}) < len(groups):
         raise BadGame(f"{env_id} takes --teams with different names, not {', '.join(group.name for group in groups)}")
-    if sorted(agent for group in groups for agent in group.agents) != sorted(agents) or not all(
-        g.agents for g in groups
-    ):
+    placed = [agent for group in groups for agent in group.agents]
+    if sorted(placed) != sorted(agents) or not all(group.agents for group in groups):
         raise BadGame(f"{env_id} takes --teams that name each of its agents once, and no other: {', '.join(agents)}")
     return groups
 
@@ -546,10 +543,9 @@ class PettingZooGames:
         self._seats = [Seat(envs[0], teams, t, k) for t, team in enumerate(teams) for k in range(len(team.agents))]
         self._observations: list[dict[str, Any]] = [{} for _ in envs]  # the game's own, of agents that may act
 
-    def _zeros(self, dtype: type, dims: list[int] | None = None) -> list[np.ndarray]:
-        """Per team an array (num_games, team_size), or (num_games, team_size, dims[team])."""
-        shapes = [(self.num_games, len(team.agents)) for team in self.teams]
-        return [np.zeros(shape if dims is None else (*shape, dims[t]), dtype) for t, shape in enumerate(shapes)]
+    def _zeros(self, dtype: type) -> list[np.ndarray]:
+        """Per team an array (num_games, team_size)."""
+        return [np.zeros((self.num_games, len(team.agents)), dtype) for team in self.teams]
 
     def _idle_masks(self) -> list[np.ndarray | None]:
         """Masks of agents that cannot act: the first action of each branch."""
@@ -593,7 +589,7 @@ class PettingZooGames:
     def reset(self, seed: int) -> list[np.ndarray]:
         """Restarts all games. Each copy gets its own seed."""
         self._random = np.random.default_rng([seed, self.num_games])
-        self._obs = self._zeros(np.float32, [team.obs_dim for team in self.teams])
+        self._obs = [np.zeros((self.num_games, len(x.agents), x.obs_dim), np.float32) for x in self.teams]
         self._returns, self._outcomes = self._zeros(np.float64), np.empty((self.num_games, len(self.teams)))
         self.alive, self.action_masks = self._zeros(bool), self._idle_masks()
         for i in range(self.num_games):
@@ -619,8 +615,7 @@ class PettingZooGames:
                     is_alive = agent in env.agents and not is_terminated and not is_truncated
                     self.alive[t][i, k] = is_alive
                     if acted[t][i, k]:
-                        has_ended = is_terminated or is_truncated
-                        if agent in rewarded or is_alive or has_ended:  # else it has disappeared
+                        if agent in rewarded or is_alive or is_terminated or is_truncated:  # else it has disappeared
                             rewards[t][i, k] = read_reward(agent, rewarded)
                         terminations[t][i, k] = is_terminated or not (is_alive or is_truncated)
                         truncations[t][i, k] = is_truncated
@@ -630,9 +625,8 @@ class PettingZooGames:
                 self._read(i, observations, infos, acted)
                 turn = getattr(env.aec_env, "next_agent", None) if isinstance(env, TurnBased) else None
                 for seat in acting:
-                    if (final_mask := self.final_masks[seat.t]) is not None and turn in (None, seat.agent):
-                        row = seat.read_mask(observations.get(seat.agent), infos.get(seat.agent, {}))
-                        final_mask[i, seat.k] = row
+                    if (mask := self.final_masks[seat.t]) is not None and turn in (None, seat.agent):
+                        mask[i, seat.k] = seat.read_mask(observations.get(seat.agent), infos.get(seat.agent, {}))
         final_obs = self._obs
         self._obs = [np.where(alive[..., None], obs, 0.0) for alive, obs in zip(self.alive, final_obs, strict=True)]
         for total, reward in zip(self._returns, rewards, strict=True):
@@ -661,24 +655,21 @@ class PettingZooGames:
         return self._obs
 
     def scripted_actions(self, name: str, team: int) -> np.ndarray:
-        """Actions of a scripted player; those of "random" are uniform over the legal actions."""
+        """Actions of a scripted player; those of "random" are uniform over the legal actions.
+
+        A player that came with the game is not asked for agents that may not act: they get zeros.
+        """
         if name not in self.scripted_by_team[team]:
             known = ", ".join(self.scripted_by_team[team])
             raise ValueError(f"{name} is not a scripted player of this game, which has {known}")
-        mask, sizes = self.action_masks[team], self.teams[team].branches
-        if name != "random":
-            return self._own_scripted_actions(name, team)
-        if mask is None:
-            shape = (*self.alive[team].shape, self.teams[team].action_dim)
+        own, mask = self.teams[team], self.action_masks[team]
+        shape = (*self.alive[team].shape, own.action_dim)
+        if name == "random" and mask is None:
             return self._random.uniform(-1.0, 1.0, shape).astype(np.float32)
-        lots = mask * (1.0 - self._random.random(mask.shape))  # legal ones are above 0; the highest of a branch wins
-        return np.stack([part.argmax(-1) for part in np.split(lots, np.cumsum(sizes)[:-1], axis=-1)], axis=-1)
-
-    def _own_scripted_actions(self, name: str, team: int) -> np.ndarray:
-        """Actions of a scripted player that came with the game. Agents that may not act get zeros."""
-        shape, mask = (*self.alive[team].shape, self.teams[team].action_dim), self.action_masks[team]
-        actions = np.zeros(shape, dtype=np.int64 if self.teams[team].branches else np.float32)
-        function = self.scripted[name][self.teams[team].name]
+        if name == "random" and mask is not None:
+            lots = mask * (1.0 - self._random.random(mask.shape))  # legal: above 0; the highest of a branch wins
+            return np.stack([part.argmax(-1) for part in np.split(lots, own.starts[1:], axis=-1)], axis=-1)
+        actions, function = np.zeros(shape, np.int64 if own.branches else np.float32), self.scripted[name][own.name]
         for i, env in enumerate(self.envs):
             with game_code(f"scripted player {name} in environment {i}"):
                 for seat in self._seats:
@@ -691,9 +682,7 @@ class PettingZooGames:
     def render(self) -> np.ndarray:
         """A picture of game 0, (height, width, 3) uint8. The game must have been made with render_mode="rgb_array"."""
         with game_code("environment 0 in render"):
-            picture = self.envs[0].render()
-            check_picture(picture)
-        return picture
+            return check_picture(self.envs[0].render())
 
     def close(self) -> None:
         """Closes all copies. A copy that cannot be closed costs a warning."""
@@ -728,8 +717,7 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
     """Raises TypeError or ValueError if a game is not a `TeamEnv` of `num_games` games. Resets and steps it."""
     members = ["num_games", "teams", "scripted_by_team", "alive", "action_masks"]
     members += ["reset", "step", "scripted_actions", "render", "close"]
-    missing = [name for name in members if not hasattr(env, name)]
-    if missing:
+    if missing := [name for name in members if not hasattr(env, name)]:
         raise TypeError(f"a TeamEnv must have {', '.join(missing)}, and {type(env).__name__} does not")
     if env.num_games != num_games:
         raise ValueError(f"num_games is {env.num_games}, and {num_games} were asked for")
@@ -746,23 +734,19 @@ def check_team_env(env: TeamEnv, num_games: int) -> None:
         raise TypeError(f"max_steps must be a number, not {getattr(env, 'max_steps', 0)!r}")
     if any(team.branches and team.action_dim != len(team.branches) for team in env.teams):
         raise ValueError(f"action_dim must be the number of branches where a team has some, not as in {env.teams}")
-    scripted = env.scripted_by_team
-    if len(scripted) != len(env.teams) or not all("random" in x and not isinstance(x, str) for x in scripted):
-        raise ValueError(
-            f"scripted_by_team must have a tuple of names for each team, random among them, not {scripted}"
-        )
-    shapes = [(num_games, len(team.agents)) for team in env.teams]
-    obs_shapes = [(*shape, team.obs_dim) for shape, team in zip(shapes, env.teams, strict=True)]
+    known = env.scripted_by_team
+    if len(known) != len(env.teams) or not all("random" in x and not isinstance(x, str) for x in known):
+        raise ValueError(f"scripted_by_team must have a tuple of names for each team, random among them, not {known}")
+    obs_shapes = [(num_games, len(team.agents), team.obs_dim) for team in env.teams]
     check_arrays("reset", env.reset(0), obs_shapes, "float32")
-    check_agents(env)
+    check_agents(env, "action_masks")
     if not np.any([alive.any(axis=1) for alive in env.alive], axis=0).all():
         raise ValueError("alive must have an agent in each game after a reset")
     check_masks(env)
-    action_shapes = [(*shape, team.action_dim) for shape, team in zip(shapes, env.teams, strict=True)]
-    for t, names in enumerate(env.scripted_by_team):
-        for name in names:
+    for t, team in enumerate(env.teams):
+        for name in known[t]:
             actions = env.scripted_actions(name, t)
-            check_arrays(f"scripted_actions of {name}", [actions], [action_shapes[t]])
+            check_arrays(f"scripted_actions of {name}", [actions], [(num_games, len(team.agents), team.action_dim)])
             check_actions(f"scripted_actions of {name}", env, t, np.asarray(actions))
     check_step(env, env.step([env.scripted_actions("random", t) for t in range(len(env.teams))]))
     if hasattr(env, "restart"):
@@ -775,32 +759,24 @@ def check_step(env: TeamEnv, step: TeamStep) -> None:
         raise TypeError(f"step must return a utils.team_env.TeamStep, not a {type(step).__name__}")
     shapes = [(env.num_games, len(team.agents)) for team in env.teams]
     obs_shapes = [(*shape, team.obs_dim) for shape, team in zip(shapes, env.teams, strict=True)]
-    for name in ("obs", "final_obs"):
-        check_arrays(f"{name} of step", getattr(step, name), obs_shapes, "float32")
-    check_arrays("rewards of step", step.rewards, shapes)
-    for name in ("terminations", "truncations"):
-        check_arrays(f"{name} of step", getattr(step, name), shapes, "bool")
+    types = {"obs": "float32", "final_obs": "float32", "rewards": None, "terminations": "bool", "truncations": "bool"}
+    for name, dtype in types.items():
+        check_arrays(f"{name} of step", getattr(step, name), obs_shapes if "obs" in name else shapes, dtype)
     check_arrays("over of step", [step.over], [(env.num_games,)], "bool")
     check_arrays("scores of step", [step.scores], [(env.num_games, len(env.teams))])
-    check_agents(env)
-    if hasattr(env, "final_masks"):
-        check_choices(env, "final_masks")
+    check_agents(env, "action_masks", *(["final_masks"] if hasattr(env, "final_masks") else []))
 
 
-def check_agents(env: TeamEnv) -> None:
-    """Raises ValueError if `alive` or `action_masks` have wrong shapes or types."""
+def check_agents(env: TeamEnv, *names: str) -> None:
+    """Raises ValueError if `alive`, or the masks of these names, have wrong shapes or types."""
     check_arrays("alive", env.alive, [(env.num_games, len(team.agents)) for team in env.teams], "bool")
-    check_choices(env, "action_masks")
-
-
-def check_choices(env: TeamEnv, name: str) -> None:
-    """Raises ValueError if `action_masks` or `final_masks` have wrong shapes or types."""
-    masks = getattr(env, name)
-    if not isinstance(masks, (list, tuple)) or len(masks) != len(env.teams):
-        raise ValueError(f"{name} must have {len(env.teams)} items, one a team, not {masks}")
-    for mask, team in zip(masks, env.teams, strict=True):
-        if mask is not None:
-            check_arrays(name, [mask], [(env.num_games, len(team.agents), sum(team.branches))], "bool")
+    for name in names:
+        masks = getattr(env, name)
+        if not isinstance(masks, (list, tuple)) or len(masks) != len(env.teams):
+            raise ValueError(f"{name} must have {len(env.teams)} items, one a team, not {masks}")
+        for mask, team in zip(masks, env.teams, strict=True):
+            if mask is not None:
+                check_arrays(name, [mask], [(env.num_games, len(team.agents), sum(team.branches))], "bool")
 
 
 def check_arrays(
@@ -828,12 +804,13 @@ def check_actions(name: str, env: TeamEnv, t: int, actions: np.ndarray) -> None:
         raise ValueError(f"{name} must give {'legal choices' if team.branches else 'finite numbers'} for {team.name}")
 
 
-def check_picture(picture: Any) -> None:
-    """Raises TypeError if a game's `render` gave something else than a picture."""
+def check_picture(picture: Any) -> np.ndarray:
+    """Returns what a game's `render` gave. Raises TypeError if it is no picture."""
     if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
         is_array = isinstance(picture, np.ndarray)
         found = f"an array {picture.shape} of {picture.dtype}" if is_array else type(picture).__name__
         raise TypeError(f"render must give an array (height, width, 3) of uint8, not {found}")
+    return picture
 
 
 def check_scripted(env_id: str, env: TeamEnv) -> TeamEnv:
@@ -925,18 +902,14 @@ def make_team_env(
                 check_picture(game.render())
             game.teams = set_behaviors(env_id, tuple(game.teams), symmetric)
         return check_scripted(env_id, game)
-    if hasattr(found, "parallel_env"):
-        make = found.parallel_env
-    elif hasattr(found, "env"):
-
-        def make(**kwargs: Any) -> ParallelEnv:
-            return to_parallel(found.env(**kwargs))
-    else:
+    make = getattr(found, "parallel_env", None) or getattr(found, "env", None)
+    if make is None:
         takes = "PettingZoo's function parallel_env or env, or is given as module:Class"
         raise BadGame(f"{env_id} takes {takes}, and that module has neither function")
     with refusal(f"{env_id} cannot be made"):
         rendered = {"render_mode": "rgb_array"} if render else {}
         envs = [make(**kwargs | rendered), *(make(**kwargs) for _ in range(num_games - 1))]
+        envs = envs if hasattr(found, "parallel_env") else [to_parallel(env) for env in envs]
         if render:
             envs[0].reset(seed=0)
             check_picture(envs[0].render())
@@ -970,9 +943,8 @@ def make_games(
         for agents in members.values() if isinstance(members, dict) and members else [members]:
             if not isinstance(agents, list) or not all(isinstance(agent, str) for agent in agents):
                 fail(f"--teams takes lists of names such as {example}, not {teams}")
-    share = {"auto": None, "yes": True, "no": False}[symmetric]
     try:
-        env = make_team_env(env_id, num_games, kwargs, lists, share, render)
+        env = make_team_env(env_id, num_games, kwargs, lists, {"yes": True, "no": False}.get(symmetric), render)
     except ValueError as error:
         cannot_be_made(str(error), error.__cause__ or error)
     names = dict.fromkeys([*sides_of(env.teams), *(team.name for team in env.teams)])
