@@ -30,7 +30,7 @@ from toy_policies import OBS_DIM, Mirror, make_pool
 import ppo_selfplay
 import sac_selfplay
 from utils import team_env
-from utils.cross_play import Player, maximin, play_pairs
+from utils.cross_play import Player, maximin, play, play_pairs
 from utils.elo import game_scores
 from utils.evaluation import check_same_game, load_players, load_rivals, read_mixture, train_response
 from utils.matches import CURRENT, Matches
@@ -156,6 +156,19 @@ def test_a_mixture_plays_each_game_with_one_member() -> None:
     assert chisquare(np.bincount(scores[0].astype(int)), [600, 1400]).pvalue > 1e-4
     assert not mixture.is_scripted
     assert Player("random", "disc").is_scripted
+
+
+def test_the_start_of_a_game_does_not_tell_the_opponent() -> None:
+    """A game may draw its starts from `default_rng(seed)`, and policies observe them."""
+    starts, matches = np.random.default_rng(7).random(4000), make_matches(DUEL, 4000, marks=2)
+    matches.pools["disc"].shares = [0.5, 0.5]
+    matches.begin_anew(7)
+    steps = [next(s.step for s in seats if s is not None) for seats in matches.opponents]
+    assert abs(np.corrcoef(starts, steps)[0, 1]) < 0.1
+    mixture = Player("mixture", "disc", None, (policy(5), policy(1)), (0.5, 0.5))
+    seats = np.array([[0, 1]] * 4000)
+    scores = play(Maker(DUEL)(4000), fighters(DUEL), [mixture, policy(3)], seats, 7, deterministic=True)
+    assert abs(np.corrcoef(starts, scores[:, 0])[0, 1]) < 0.1
 
 
 def test_members_of_a_mixture_are_of_its_role() -> None:

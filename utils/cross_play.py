@@ -17,7 +17,7 @@ from utils.elo import all_reach_all, bootstrap_ratings, game_scores
 from utils.errors import write_file
 from utils.policy_stack import PolicyStack
 from utils.run import name_actions, one_line, warn
-from utils.snapshot_pool import Weights
+from utils.snapshot_pool import Weights, draw_stream
 from utils.team_env import TeamEnv, allies_of, legal_actions, play_games
 from utils.video import film_strip, write_video
 
@@ -100,7 +100,7 @@ def play(
     `PolicyStack`). For each game a mixture draws one of its members. Policies sample their actions from a random stream
     of their own, or take the most likely actions if `deterministic`. `frames` receives the pictures of the first game.
     """
-    generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+    generator, rng = torch.Generator().manual_seed(seed), draw_stream(seed)
     players, seats = list(players), seats.copy()
     for i, player in enumerate(tuple(players)):
         if player.members:

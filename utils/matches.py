@@ -25,7 +25,7 @@ from utils.cross_play import scripted_by_behavior
 from utils.elo import elo_change, game_scores
 from utils.policy_stack import PolicyStack
 from utils.run import Limits, check_limits, check_types, fail, parse_json, warn
-from utils.snapshot_pool import Snapshot, SnapshotPool
+from utils.snapshot_pool import Snapshot, SnapshotPool, draw_stream
 from utils.team_env import MAX_STEPS, Team, TeamEnv, TeamStep, allies_of, legal_actions, sides_of
 
 ArgsT = TypeVar("ArgsT", bound=Any)
@@ -209,7 +209,7 @@ class Matches:
                 restarts = "checkpoints or changes of turn restart the games before one of them ends"
                 warn(f"{restarts}: raise --checkpoint-freq, --team-change or --total-timesteps")
             self.some_ended = False
-            rng = np.random.default_rng(seed)
+            rng = draw_stream(seed)
             for pool in (*self.pools.values(), *self.rivals.values(), *self.scripted.values()):
                 pool.rng = rng
         self.ages[:] = self.cut_at[:] = 0

@@ -24,6 +24,7 @@ from utils.cross_play import Player
 from utils.elo import game_scores
 from utils.policy_stack import PolicyStack
 from utils.run import fail, flag_of, name_actions
+from utils.snapshot_pool import draw_stream
 from utils.team_env import Team, TeamEnv, allies_of, legal_actions
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, 1), "down": (0, -1)}
@@ -161,7 +162,7 @@ class Session:
         Raises WindowClosed if the window is closed.
         """
         env, window = self.env, self.window
-        rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+        rng, generator = draw_stream(seed), torch.Generator().manual_seed(seed)
         stacks: dict[str, PolicyStack] = {}
         for player in self.policies:
             members = player.members or (player,)

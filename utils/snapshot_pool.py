@@ -46,6 +46,15 @@ class Snapshot:
         self.mean_score = (sum(self.results) + 0.5) / (len(self.results) + 1.0)
 
 
+def draw_stream(seed: int) -> np.random.Generator:
+    """The random stream that draws opponents.
+
+    It is not that of `default_rng(seed)`, which a game that is reset with this seed may use itself: the first
+    observation of a game could then tell a policy which opponent it has.
+    """
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(99,)))
+
+
 class SnapshotPool:
     """The last `window` snapshots of one behaviour."""
 
