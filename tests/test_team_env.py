@@ -706,6 +706,7 @@ def test_masks_of_a_restarted_game() -> None:
             [0.0, 0.0],
         ),
         ([{a: {"reward": 0.1} for a in TWO_ON_ONE}, {}, {a: {"reward": 0.2} for a in TWO_ON_ONE}], [0.3, 0.3]),
+        ([{"blue_0": {"reward": 0.1}}] * 9 + [{"red_0": {"reward": 2.0}, "blue_0": {"reward": 0.1}}], [1.0, 1.0]),
     ],
 )
 def test_the_outcome_rule(plan: Plan, scores: list[float]) -> None:

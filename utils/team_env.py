@@ -616,7 +616,9 @@ class PettingZooGames:
                     self.alive[t][i, k] = is_alive
                     if acted[t][i, k]:
                         if agent in rewarded or is_alive or is_terminated or is_truncated:  # else it has disappeared
-                            rewards[t][i, k] = read_reward(agent, rewarded)
+                            reward = read_reward(agent, rewarded)
+                            rewards[t][i, k] = reward
+                            self._returns[t][i, k] += reward
                         terminations[t][i, k] = is_terminated or not (is_alive or is_truncated)
                         truncations[t][i, k] = is_truncated
                     outcome = infos.get(agent, {}).get("outcome")
@@ -629,9 +631,7 @@ class PettingZooGames:
                         mask[i, seat.k] = seat.read_mask(observations.get(seat.agent), infos.get(seat.agent, {}))
         final_obs = self._obs
         self._obs = [np.where(alive[..., None], obs, 0.0) for alive, obs in zip(self.alive, final_obs, strict=True)]
-        for total, reward in zip(self._returns, rewards, strict=True):
-            total += reward
-        returns = side_means(self._returns, self._allies)
+        returns = side_means(self._returns, self._allies).round(6)  # ten times 0.1 and 1 are a draw
         scores = np.where(np.isnan(self._outcomes).any(axis=1, keepdims=True), returns, self._outcomes)
         over = ~np.any([alive.any(1) for alive in self.alive], axis=0)
         for i in over.nonzero()[0]:
