@@ -53,7 +53,10 @@ def test_tasks_may_write_into_the_array_that_they_returned(script: ModuleType, t
 
 
 def test_a_task_in_its_own_process_draws_by_the_seed(script: ModuleType) -> None:
-    """From the streams of Python, NumPy and PyTorch, which a process has of its own: each environment other numbers."""
+    """From the streams of NumPy and PyTorch, which a process has of its own: each environment other numbers.
+
+    Those of PyTorch are not the ones that a policy with the same seed draws as its noise.
+    """
     found = []
     for _ in range(2):
         envs = script.make_envs(script.Args(env_id="toy_envs:Drawing-v0", vectorization="async"), 2)
@@ -66,6 +69,7 @@ def test_a_task_in_its_own_process_draws_by_the_seed(script: ModuleType) -> None
         found.append(first)
     np.testing.assert_array_equal(*found)
     assert (found[0][0] != found[0][1]).all()
+    assert (found[0][:, 1] != torch.rand((), generator=torch.Generator().manual_seed(3)).numpy()).all()
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -120,6 +124,29 @@ def test_native_environments_may_reuse_their_arrays(mode: AutoresetMode) -> None
         before, (next_obs, *_) = obs.copy(), envs.step(np.zeros((2, 1), dtype=np.float32))
         np.testing.assert_array_equal(obs, before, err_msg=f"step {step}")
         obs = next_obs
+
+
+def test_native_environments_may_clear_their_arrays_in_a_reset() -> None:
+    """What a step returns is not changed by the reset of the episodes that it has ended."""
+    envs = TaskEnvs(partial(make_vector, MODES[1], 2), "Counting", copies=True)
+    envs.reset(seed=0)
+    own: Any = envs.env
+    step, reset, arrays = own.step, own.reset, list[np.ndarray]()
+
+    def keep(actions: np.ndarray) -> Any:
+        arrays[:] = (result := step(actions))[1:4]
+        return result
+
+    def clear(**options: Any) -> Any:
+        for array in arrays:
+            array[:] = 0
+        return reset(**options)
+
+    own.step, own.reset = keep, clear
+    for i in range(LENGTH):
+        _, rewards, terminations, _, _ = envs.step(np.zeros((2, 1), dtype=np.float32))
+        assert rewards.tolist() == [i + 1.0] * 2
+        assert terminations.tolist() == [i + 1 == LENGTH] * 2
 
 
 class Panic(BaseException):
@@ -181,7 +208,7 @@ def test_lean_vector_environment_is_gymnasiums(env_id: str) -> None:
     plain = SyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP)
     arrays: list[list[np.ndarray]] = []
     for envs in (lean, plain):
-        np.random.seed(1)
+        np.random.seed(1), torch.manual_seed(1)
         rng, returned = np.random.default_rng(1), [envs.reset(seed=1)[0]]
         for _ in range(100):
             *values, infos = envs.step(rng.uniform(-1, 1, envs.action_space.shape).astype(np.float32))

@@ -213,7 +213,9 @@ def test_a_killed_run_has_no_model(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "valid model.pt" in refusal(capsys, load_model, tmp_path, {})
     (tmp_path / "checkpoint.pt").touch()
     sentence = refusal(capsys, load_model, tmp_path, {})
-    assert sentence.endswith(f"and {tmp_path} has only a checkpoint: --resume it, if it was killed")
+    assert sentence.endswith(
+        f"and {tmp_path} has only a checkpoint: --resume it, if it was killed; --no-save-model writes none"
+    )
 
 
 def test_a_model_of_other_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

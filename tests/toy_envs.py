@@ -5,6 +5,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -86,11 +87,12 @@ class Huge(Counting):
 
 
 class Drawing(Counting):
-    """Draws its observations, and when episodes end, from the random stream that all environments share."""
+    """Draws its observations, and when episodes end, from the random streams that all environments share."""
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Draws."""
-        return np.random.random(2), 1.0, np.random.random() < 0.2, False, {}
+        obs = np.array([np.random.random(), torch.rand(()).item()])
+        return obs, 1.0, np.random.random() < 0.2, False, {}
 
 
 class Reusing(Counting):

@@ -380,7 +380,8 @@ class TaskEnv(gym.Wrapper):
     def reset(self, **kwargs: Any) -> Any:
         """Begins an episode."""
         if self.is_alone and (seed := kwargs.get("seed")) is not None:  # the task may draw from its process's streams
-            random.seed(seed), np.random.seed(seed), torch.default_generator.manual_seed(seed)
+            random.seed(seed), np.random.seed(seed)
+            torch.default_generator.manual_seed(seed + 2**31)  # the noise of the policy is drawn with `seed`
         try:
             obs, _ = self.env.reset(**kwargs)
         except KeyboardInterrupt:
@@ -469,8 +470,9 @@ class TaskEnvs(gym.vector.VectorWrapper):
                 self.check_step(obs, rewards, terminations, truncations, infos)
             if self.has_no_autoreset:
                 dones = terminations | truncations
-                if dones.any():
+                if dones.any():  # the reset may write into the arrays of the step
                     infos["final_obs"] = obs.copy()
+                    rewards, terminations, truncations = rewards.copy(), terminations.copy(), truncations.copy()
                     obs, _ = self.env.reset(options={"reset_mask": dones})
             return obs.copy() if self.copies else obs, rewards, terminations, truncations, infos
         except BaseException as error:
@@ -1178,7 +1180,7 @@ def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "--evaluate")
     """Loads the parts of a run's model.pt; exits with one sentence, which begins with `flag`, if that fails."""
     takes = f"{flag} takes a run folder with a valid model.pt of this script"
     if not (folder / "model.pt").exists() and (folder / "checkpoint.pt").exists():
-        fail(f"{takes}, and {folder} has only a checkpoint: --resume it, if it was killed")
+        fail(f"{takes}, and {folder} has only a checkpoint: --resume it, if it was killed; --no-save-model writes none")
     try:
         state = read_file(folder / "model.pt")
         for name, part in flatten(parts).items():
