@@ -827,8 +827,8 @@ MUTANTS = [
     ),
     Mutant(
         REWARDS,
-        "F.pad(end_rewards / scale, (1, 0)) * agent.strengths / (1.0 - agent.gammas).clamp(min=1e-6)",
-        "F.pad(end_rewards / scale, (1, 0)) * agent.strengths",
+        "end_rewards * agent.strengths / (1.0 - agent.gammas).clamp(min=1e-6)",
+        "end_rewards * agent.strengths",
         "the absorbing state has the reward of one step",
         REWARDS_TESTS,
     ),

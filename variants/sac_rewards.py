@@ -412,12 +412,14 @@ def compute_rewards(agent: Agent, rewards: Tensor, intrinsic: Tensor, end_reward
     """Rewards (batch_size, num_streams) and values of the absorbing states (num_streams,) that the critics learn.
 
     `intrinsic` (batch_size, num_streams - 1) are raw rewards. `end_rewards` (num_streams - 1,) are rewards of a step
-    in the absorbing state. Both are divided by the running mean of the stream's rewards.
+    in the absorbing state. Both are divided by the running mean of the stream's rewards. A step in the absorbing state
+    then counts as ten average steps at most: the mean can be very small while the policy is far from demonstrations.
     """
     scale = agent.reward_scale + 1e-8
     rewards = torch.cat([rewards[:, None], intrinsic / scale], dim=1) * agent.strengths
     # Gamma may be 1 in the extrinsic stream, whose absorbing state has the value 0.
-    end_values = F.pad(end_rewards / scale, (1, 0)) * agent.strengths / (1.0 - agent.gammas).clamp(min=1e-6)
+    end_rewards = F.pad((end_rewards / scale).clamp(max=10.0), (1, 0))
+    end_values = end_rewards * agent.strengths / (1.0 - agent.gammas).clamp(min=1e-6)
     return rewards, end_values
 
 
