@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
+    from matplotlib.mathtext import MathTextParser
     from matplotlib.ticker import EngFormatter, MaxNLocator
 except ModuleNotFoundError as error:
     raise missing_package("benchmark.report", error) from error
@@ -70,6 +72,9 @@ def make_look(groups: Groups, labels: Sequence[str] = (), smooth: int = 1) -> Lo
         fail(f"--labels takes experiments of these runs ({', '.join(sorted(names))}), not {unknown}")
     order = [*given, *sorted(names - set(given))]
     shown = [given.get(name, name) for name in order]
+    for label in shown:
+        if not label or label.startswith("_") or not is_drawable(label):
+            fail(f"--labels takes labels that Matplotlib can draw and that do not begin with _, not {label!r}")
     if doubled := [label for label in shown if shown.count(label) > 1]:
         fail(f"--labels takes a label of its own for each experiment, and {doubled[0]} is there twice")
     styles = {
@@ -78,6 +83,15 @@ def make_look(groups: Groups, labels: Sequence[str] = (), smooth: int = 1) -> Lo
     }
     markers = {name: MARKERS[i // len(COLORS) % len(MARKERS)] for i, name in enumerate(order)}
     return Look({name: given.get(name, name) for name in order}, styles, markers, smooth)
+
+
+def is_drawable(label: str) -> bool:
+    """Whether what is between dollar signs in a label is mathematics."""
+    try:
+        MathTextParser("path").parse(label)
+    except ValueError:
+        return False
+    return True
 
 
 def common_points(
@@ -116,7 +130,7 @@ def draw_curve(axes: Axes, group: list[Run], key: str, look: Look, over_time: bo
         points = np.concatenate([run.curves[key] for run in group])
         x = points[:, 1] / 60 if over_time else points[:, 0]
         marker = look.markers[group[0].exp_name]
-        axes.plot(x, points[:, 2], marker, color=style["color"], markersize=4, label=label)
+        axes.plot(x, points[:, 2], marker, color=style["color"], markersize=4, label=f"{label}, single runs")
     elif not len(steps):
         for run in group:
             x = run.curves[key][:, 1] / 60 if over_time else run.curves[key][:, 0]
@@ -129,11 +143,14 @@ def draw_curve(axes: Axes, group: list[Run], key: str, look: Look, over_time: bo
             axes.fill_between(x, *student_interval(values), color=style["color"], alpha=0.15, linewidth=0)
 
 
-def in_reach(rows: Sequence[dict[str, str]], last: float) -> list[dict[str, str]]:
-    """The rows of published curves up to the first step that is not below the last one of our runs."""
-    steps = [int(row["env_steps"]) for row in rows]
-    end = min((step for step in steps if step >= last), default=last)
-    return [row for row, step in zip(rows, steps, strict=True) if step <= end]
+def in_reach(rows: Sequence[dict[str, str]], last: float) -> list[list[dict[str, str]]]:
+    """Published curves, each sorted and up to its first step that is not below the last one of our runs."""
+    curves: dict[tuple[str | None, ...], list[dict[str, str]]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: int(row["env_steps"])):  # two papers, or two protocols, are two curves
+        curve = curves[tuple(row.get(column) for column in ("algorithm", "source", "env_version", "protocol"))]
+        if not curve or int(curve[-1]["env_steps"]) < last:
+            curve.append(row)
+    return list(curves.values())
 
 
 def limit(axes: Axes, values: Sequence[np.ndarray], has_origin: bool) -> None:
@@ -191,13 +208,9 @@ def published_error(row: dict[str, str]) -> float:
     return float(student_half(float(row["std"]), int(row["seeds"]))) if has_interval else 0.0
 
 
-def draw_published(axes: Axes, rows: list[dict[str, str]]) -> None:
+def draw_published(axes: Axes, curves: list[list[dict[str, str]]]) -> None:
     """Published curves of one task: means, with the interval if standard deviation and seeds are given."""
-    curves: dict[tuple[str | None, ...], list[dict[str, str]]] = defaultdict(list)
-    for row in rows:  # two papers, or two protocols, are two curves
-        curves[tuple(row.get(column) for column in ("algorithm", "source", "env_version", "protocol"))].append(row)
-    for i, own in enumerate(curves.values()):
-        curve = sorted(own, key=lambda row: int(row["env_steps"]))
+    for i, curve in enumerate(curves):
         first = curve[0]
         x, y = ([float(row[column]) for row in curve] for column in ("env_steps", "mean"))
         errors = [published_error(row) for row in curve]
@@ -261,12 +274,12 @@ def draw(
         task = env_id.rpartition("-v")[0]
         behind = [row for row in published if row["env"] == task] if panel_key == RETURN and not over_time else []
         ends = [run.curves[key][-1, 0] for exp_name, key in curves for run in groups[env_id, exp_name]]
-        behind = in_reach(behind, max(ends))
-        draw_published(axes, behind)
+        published_curves = in_reach(behind, max(ends))
+        draw_published(axes, published_curves)
         for exp_name, key in curves:
             draw_curve(axes, groups[env_id, exp_name], key, look, over_time)
         values = [run.curves[key][:, 2] for exp_name, key in curves for run in groups[env_id, exp_name]]
-        for row in behind:
+        for row in chain(*published_curves):
             values.append(float(row["mean"]) + published_error(row) * np.array([-1.0, 1.0]))
         limit(axes, values, panel_key == RETURN)
         task = env_id.rpartition(":")[2]  # without the module that it is imported from

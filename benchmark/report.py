@@ -148,7 +148,8 @@ def describe_collapses(group: list[Run], key: str) -> str:
         return ""
     curves = [run.curves[key] for run in group]
     own = [curve[np.isfinite(curve[:, 1])] for curve in curves]  # without what counts as the rest of a run that failed
-    late = [collapsed(curve[:, 2])[curve[:, 0] > last_step(group) / 2] for curve in own]
+    ends = [last_step([run]) for run in group]
+    late = [collapsed(curve[:, 2])[curve[:, 0] > end / 2] for curve, end in zip(own, ends, strict=True)]
     is_positive = any(curve[:, 2].max(initial=0.0) > 0.0 for curve in own)
     return f"{sum(x.sum() for x in late)} of {sum(map(len, late))}" if is_positive else "-"
 
@@ -201,7 +202,8 @@ def improvement_table(groups: Groups, reference: str | None) -> str:
     """For each two experiments the probability that a run of the one beats one of the other, in both directions."""
     rows = [["A", "B", "tasks", "P(A beats B) [95%]", "P(B beats A) [95%]"]]
     steps = {
-        name: {last_step(group) for (_, exp_name), group in groups.items() if exp_name == name} for _, name in groups
+        name: {last_step([run]) for (_, other), group in groups.items() if other == name for run in group}
+        for _, name in groups
     }
     budgets = {
         name: f"{name} ({' to '.join(f'{x:,}' for x in sorted({min(s), max(s)}))} steps)" for name, s in steps.items()
@@ -293,9 +295,9 @@ def write_rows(groups: Groups, unfinished: Groups, output: Path) -> None:
     write_csv(output / "curves.csv", SCORES, points)
 
 
-def write_page(path: Path, text: str) -> None:
+def write_page(path: Path, text: str, figure: str) -> None:
     """Puts the report between the marker lines of the page, or at its end; keeps what stands outside of them."""
-    page = path.read_text() if path.exists() else f"# {path.parent.name}\n\n![Curves](steps.png)\n"
+    page = path.read_text() if path.exists() else f"# {path.parent.name}\n\n![Curves]({figure})\n"
     before, begin, rest = page.partition(BEGIN)
     if begin and END not in rest:
         fail(f"--output takes a page with the line {END} below {BEGIN}, and {path} has none")
@@ -383,6 +385,9 @@ def main(args: Args) -> None:
     for name in ("cross_play_games", "smooth"):
         if getattr(args, name) < 1:
             fail(f"--{name.replace('_', '-')} takes an integer from 1, not {getattr(args, name)}")
+    scores = args.output / "scores.csv"
+    if scores.exists() and not scores.read_text(errors="replace").startswith(",".join(SCORES)):
+        fail(f"--output takes a folder of its own, and {scores} is of something else")
     if not args.formats:
         fail("--formats takes one or more of png, pdf and svg")
     published = read_published(args)
@@ -420,7 +425,7 @@ def main(args: Args) -> None:
                 figures[name].savefig(path, dpi=120)
             else:
                 path.unlink(missing_ok=True)  # of an earlier report with other flags
-        write_page(args.output / "README.md", text)
+        write_page(args.output / "README.md", text, f"steps.{args.formats[0]}")
     except OSError as error:
         fail(f"--output takes a folder that can be written to: {error}")
     print(text)

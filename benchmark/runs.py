@@ -196,6 +196,18 @@ def read_missing(sweeps: Iterable[Path]) -> list[Run]:
     return runs
 
 
+def planned_runs(sweep: Path) -> list[str]:
+    """Names of the runs that a sweep was asked for and that have neither a run folder nor a record in a journal."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        entries = json.loads((sweep / "manifest.json").read_text())
+        flags = [flags_of(shlex.split(command)) for entry in entries for command in entry["runs"]]
+        parts = ["__".join(own[flag] for flag in ("--env-id", "--exp-name", "--seed")) for own in flags]
+        names = dict.fromkeys(re.sub(r"[^\w.-]", "-", name) for name in parts)  # as `benchmark.sweep` names files
+        journals = {name: sweep / "jobs" / f"{name}.jsonl" for name in names}
+        return [x for x in names if not read_journal(journals[x]) and not run_folders(sweep / "runs", x)]
+    return []
+
+
 def read_study(folder: Path) -> list[Run]:
     """The runs of a folder that a report wrote."""
     points: dict[tuple[str, ...], list[list[float]]] = defaultdict(list)
@@ -235,6 +247,9 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     notes = [f"Left out, {x}: {folder.name}." for folder, x in zip(folders, read, strict=True) if isinstance(x, str)]
     runs = [x for x in read if isinstance(x, Run)] + [run for folder in studies for run in read_study(folder)]
     runs += read_missing(sweeps)
+    for sweep in sweeps:
+        if planned := planned_runs(sweep):
+            notes.append(f"Left out, never begun: {', '.join(planned)} ({len(planned)}).")
     names, others = {(run.env_id, run.exp_name) for run in runs}, Counter[str]()
     given = {sweep.resolve() for sweep in sweeps}
     for run in read_missing(sorted({folder.resolve().parent.parent for folder in folders} - given)):

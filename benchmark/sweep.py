@@ -398,7 +398,8 @@ def check_flags(jobs: Sequence[Job], may_shrink: bool = False) -> None:
     """Exits if a run of the folder under the same name had another script or other flags, or a larger
     --total-timesteps. With `may_shrink` it may have more steps: an array task that waited while others got them.
 
-    Runs whose arguments the script refused do not count: a corrected command takes their place.
+    Runs that ended without a run folder do not count, such as those whose arguments the script refused: a corrected
+    command takes their place.
     """
     by_name, by_journal = {job.exp_name: job for job in jobs}, {job.journal: job for job in jobs}
     for journal in sorted((jobs[0].folder / "jobs").glob("*.jsonl")):
@@ -406,7 +407,7 @@ def check_flags(jobs: Sequence[Job], may_shrink: bool = False) -> None:
         records = [record for record in journaled if "--resume" not in record["command"]]
         for start, end in pairwise([*records, {}]):
             flags = start["command"][2:]  # as in Job.command: --env-id X --exp-name X --seed X, then what followed --
-            if "exit" in start or end.get("exit") == 2:
+            if "exit" in start or end.get("exit") == 2 or not end.get("run", "a run"):
                 continue
             if (job := by_journal.get(journal)) and (job.env_id, job.exp_name) != (flags[1], flags[3]):
                 there, here = f"{flags[1]} of {flags[3]}", f"{job.env_id} of {job.exp_name}"
@@ -476,6 +477,13 @@ def read_log(job: Job) -> list[str]:
         file.seek(max(0, job.log.stat().st_size - 10_000))
         text = file.read().decode(errors="replace")
     return re.split(r"^\$ .*\n", text, flags=re.MULTILINE)[-1].splitlines()[-12:]
+
+
+def read_warnings(job: Job) -> list[str]:
+    """The warnings that the last attempt printed."""
+    text = job.log.read_text(errors="replace") if job.log.exists() else ""
+    last = re.split(r"^\$ .*\n", text, flags=re.MULTILINE)[-1]
+    return [line for line in last.splitlines() if line.startswith("warning: ")]
 
 
 def read_progress(job: Job) -> dict[str, str]:
@@ -596,7 +604,7 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start, signals: list[int]) -
     states = {job: "waiting" if next_command(job) else "finished" for job in jobs}
     waiting = [job for job in jobs if states[job] == "waiting"]
     running: dict[int, tuple[Job, Process]] = {}
-    num_workers, is_refused, is_warned = args.workers or 1, False, False
+    num_workers, is_refused, told = args.workers or 1, False, set[str]()
     report_seconds = 1.0 if sys.stdout.isatty() else PROGRESS_SECONDS
     report_time = time.monotonic() + report_seconds
     say(f"{len(jobs)} runs in {jobs[0].folder}: {count_states(states)}")
@@ -631,17 +639,20 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start, signals: list[int]) -
                     states[job] = "running"  # since before this sweep, which only waited for its end
                     say(f"not stopped: {job.name} is of an earlier sweep; `fuser {job.journal}` names its processes")
                 say(", ".join([f"{states[job]}: {job.name}", *read_progress(job).values()]))
-                if not is_warned and missed_gpu(job):
-                    is_warned = True
-                    say(f"warning: {ON_CPU}")
+                for line in read_warnings(job):
+                    if line not in told:
+                        told.add(line)
+                        say(f"{job.name} says: {line}")
                 if status == 2 and refuses_all(jobs, job) and not is_refused:
                     is_refused = True
                     say(f"{REFUSED}, and no other run is started")
                 if states[job] == "failed":
-                    command = shlex.join(last_record(job).get("command", job.command))
-                    say(f"exit status {status}; {job.log} ends with:")
-                    say("\n".join(f"    {line}" for line in read_log(job)))
-                    say(f"to repeat it: cd {shlex.quote(str(job.folder))} && {command}")
+                    signum = -status if status < 0 else status - 128
+                    cause = f" (killed by signal {signum})" if signum > 0 else ""
+                    lines = [f"    {line}" for line in read_log(job)] or ["    nothing: is the disk full?"]
+                    say("\n".join([f"exit status {status}{cause}; {job.log} ends with:", *lines]))
+                    command = shlex.join(next_command(job) or job.command)
+                    say(f"to go on with it: cd {shlex.quote(str(job.folder))} && {command}")
             if time.monotonic() > report_time:
                 report_time = time.monotonic() + report_seconds
                 if sys.stdout.isatty():

@@ -725,6 +725,7 @@ def test_few_evaluations_are_dots_over_training_returns(tmp_path: Path) -> None:
     (axes,) = (axes for axes in draw(groups, {}, over_time=False).axes if axes.get_title())
     dots, training = axes.get_lines()
     assert sorted(xy(dots).tolist()) == [[500, 100]] * 3 + [[1000, 200], [1000, 201], [1000, 202]]
+    assert dots.get_label() == "ppo, single runs"
     assert (dots.get_linestyle(), training.get_linewidth() < 1) == ("None", True)
     np.testing.assert_allclose(xy(training), [[1, 0], [500, 90], [1000, 191]])
 
@@ -1025,6 +1026,33 @@ def test_a_sweep_is_all_its_runs(tmp_path: Path) -> None:
     assert [note.partition(":")[0] for note in more] == ["**Failed**"] * 2
 
 
+def test_planned_runs_that_never_began_are_named(tmp_path: Path) -> None:
+    """Those of a sweep that was cut short, and one whose journal is empty, because the disk was full."""
+    end_with(write_run(tmp_path / "runs", "Toy-v1", "sac", 1, [1.0]), 0)
+    commands = [f"python sac.py --env-id Toy-v1 --exp-name sac --seed {seed} --env-kwargs '{{}}'" for seed in (1, 2, 3)]
+    (tmp_path / "manifest.json").write_text(json.dumps([{"runs": commands[:2]}, {"runs": commands}]))
+    (tmp_path / "jobs" / "Toy-v1__sac__3.jsonl").touch()
+    read, notes = runs_module.read_all([tmp_path])
+    assert [run.seed for run in read] == [1]
+    assert notes == ["Left out, never begun: Toy-v1__sac__2, Toy-v1__sac__3 (2)."]
+
+
+def test_each_run_has_its_own_second_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run of 1,000 steps with one late evaluation of two, and one of 300 with two of three."""
+    runs = [
+        write_run(tmp_path, "Toy-v1", "ppo", 1, [9.0, 1.0]),
+        write_run(tmp_path, "Toy-v1", "ppo", 2, [9.0], total_timesteps=300),
+        write_run(tmp_path, "Toy-v1", "sac", 1, [9.0, 9.0]),
+    ]
+    points = [(float(step), step, "eval/return_mean", x) for step, x in ((100, 9.0), (200, 1.0), (300, 2.0))]
+    write_events(runs[1] / "events.out.tfevents.1", 0.0, points)
+    main(Args(runs=runs, output=tmp_path / "x"))
+    text = capsys.readouterr().out
+    assert markdown_rows(text, "Final scores")[0]["late collapses"] == "3 of 3"
+    (row,) = markdown_rows(text, "Probability of improvement")
+    assert (row["A"], row["B"]) == ("ppo (300 to 1,000 steps)", "sac (1,000 steps)")
+
+
 def test_commands_have_their_tasks_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tasks with the same seeds share a row."""
     runs = []
@@ -1100,8 +1128,11 @@ def test_a_page_without_its_last_marker_is_refused(tmp_path: Path, capsys: pytes
 
 def test_published_curves_end_where_ours_do() -> None:
     """With the first published point behind the last of ours."""
-    rows = [{"env_steps": str(step)} for step in (20, 100, 300, 1000)]
-    assert [len(in_reach(rows, last)) for last in (6, 20, 21, 300, 999, 2000)] == [1, 1, 2, 3, 4, 4]
+    rows = [{"algorithm": "a", "env_steps": str(step)} for step in (300, 20, 100, 1000)]
+    rows += [{"algorithm": "b", "env_steps": str(step)} for step in (50, 500)]
+    found = [[len(curve) for curve in in_reach(rows, last)] for last in (6, 20, 21, 300, 999, 2000)]
+    assert found == [[1, 1], [1, 1], [2, 1], [3, 2], [4, 2], [4, 2]]
+    assert [row["env_steps"] for row in in_reach(rows, 2000)[0]] == ["20", "100", "300", "1000"]
 
 
 @pytest.mark.slow
@@ -1141,6 +1172,7 @@ def test_labels_formats_and_smoothing(folders: list[Path], tmp_path: Path, capsy
     assert f"Made by `python -m benchmark.report RUNS {flags}`." in page
     figures = ("steps", "time", "intervals", "improvement", "profiles")
     assert names == {f"{name}.{ending}" for name in figures for ending in ("pdf", "svg")}
+    assert page.splitlines()[2] == "![Curves](steps.pdf)"
     look = make_look(grouped(folders), labels, smooth=3)
     figure = draw(grouped(folders), {}, False, look)
     (legend,) = figure.legends
@@ -1289,6 +1321,10 @@ def test_selfplay(train_selfplay: Train, tmp_path: Path, capsys: pytest.CaptureF
         ({"runs": ["a"], "published_algorithms": ("sac",)}, "--published-algorithms takes --published FILE, too"),
         ({"runs": ["a", "sac"], "labels": ("ppo=x", "sac=x")}, "--labels takes a label of its own for each experiment"),
         ({"runs": ["a", "sac"], "labels": ("ppo=sac",)}, "--labels takes a label of its own for each experiment"),
+        ({"runs": ["a"], "labels": ("ppo=",)}, "--labels takes labels that Matplotlib can draw and that do not begin"),
+        ({"runs": ["a"], "labels": ("ppo=_x",)}, "--labels takes labels that Matplotlib can draw and that do not"),
+        ({"runs": ["a"], "labels": (r"ppo=$\bad{$",)}, r"do not begin with _, not '$\\bad{$'"),
+        ({"runs": ["a"], "output": Path("mine")}, "--output takes a folder of its own, and mine/scores.csv is of"),
         ({"runs": ["a"], "cross_play_games": 0}, "--cross-play-games takes an integer from 1, not 0"),
         ({"runs": ["a"], "output": Path("a/args.json/x")}, "--output takes a folder that can be written to"),
     ],
@@ -1309,6 +1345,8 @@ def test_bad_input(
     for name, text in (("no_seed", '{"env_id": "Toy-v1", "exp_name": "ppo"}'), ("half", '{"env_id": "Toy')):
         Path(name).mkdir()
         Path(name, "args.json").write_text(text)
+    Path("mine").mkdir()
+    Path("mine", "scores.csv").write_text("pair,score\n")
     runs = [Path(name) for name in overrides["runs"]]
     with pytest.raises(SystemExit) as stop:
         main(Args(**{"output": Path("out")} | overrides | {"runs": runs}))

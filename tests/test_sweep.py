@@ -275,6 +275,21 @@ def test_success_without_a_run_is_a_failure(run: Sweep) -> None:
     assert result.status == 1
     assert "ended without a run folder runs/Toy-v0__toy_script__1__*" in result.output
     assert run("--", "--help").status == 1
+    assert run("--", "--total-timesteps", "1").status == 0  # other flags may follow: nothing was trained
+
+
+@pytest.mark.slow
+def test_what_a_script_says_is_passed_on(run: Sweep) -> None:
+    """A warning, once for all runs; and how a run died, whose log is empty."""
+    text = "import os, runpy\nprint('warning: too few steps', flush=True)\n"
+    Path("toy.py").write_text(f"{text}runpy.run_path({str(SCRIPT)!r})\n")
+    result = run("--script", "toy.py", "--num-seeds", "2")
+    assert result.output.count("toy__1 says: warning: too few steps\n") == 1
+    assert result.output.count("too few steps") == 1
+    Path("dies.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    result = run("--script", "dies.py")
+    assert "exit status 137 (killed by signal 9); " in result.output
+    assert "ends with:\n    nothing: is the disk full?\nto go on with it: cd " in result.output
 
 
 @pytest.mark.slow
@@ -287,7 +302,7 @@ def test_a_failed_run_is_reported_and_tried_again(run: Sweep) -> None:
     assert [records(f"Toy-v0__toy_script__{seed}")[-1]["exit"] for seed in (1, 2, 3)] == [0, 1, 0]
     assert "failed: Toy-v0__toy_script__2" in result.output.splitlines()[-2]
     assert "    step 1 of 2, 1,000 steps/s, return 0.5\n    ValueError: the task broke\n" in result.output
-    (repeat,) = re.findall("to repeat it: (.*)", result.output)
+    (repeat,) = re.findall("to go on with it: (.*)", result.output)
     repeated = subprocess.run(repeat, shell=True, capture_output=True, text=True)
     assert (repeated.returncode, repeated.stderr) == (1, "ValueError: the task broke\n")
 
