@@ -129,6 +129,13 @@ def test_shared_code_is_the_same_to_the_letter(variant: str) -> None:
     assert found == MAY_DIFFER.get(variant, set()), f"MAY_DIFFER of {variant} would be {sorted(found)}"
 
 
+def test_a_variant_is_explained(variant: str) -> None:
+    """It has a row in README's table, which links to the page that explains it."""
+    page = re.search(rf"^\| \[`variants/{variant}\.py`\].*\]\((docs/\w+\.md)", (ROOT / "README.md").read_text(), re.M)
+    assert page, f"README.md has no row for variants/{variant}.py"
+    assert f"variants/{variant}.py" in (ROOT / page[1]).read_text()
+
+
 # The aim is 100 lines more than the script without its stand-in. What these have more is listed in CONTRIBUTING.md.
 MAX_MORE_LINES = {"sac_pixels": 136, "sac_recurrent": 140, "sac_rewards": 155, "sac_ray": 180}
 
