@@ -508,7 +508,7 @@ class Adam(nn.Module):
         super().__init__()
         self.vector, self.lr = flat_vector(parameters), lr
         self.settings: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps}
-        self.settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        self.settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}  # the decay is L2, not AdamW's
         self.mean, self.square = nn.Buffer(torch.zeros_like(self.vector)), nn.Buffer(torch.zeros_like(self.vector))
         self.num_steps = nn.Buffer(torch.zeros((), device=self.vector.device))
 

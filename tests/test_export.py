@@ -431,6 +431,20 @@ def test_a_wrong_export_is_not_written(
     assert not list(folder.glob("*.onnx"))
 
 
+@pytest.mark.parametrize("name", ["ppo_continuous", "sac_continuous"])
+def test_what_step_envs_does_to_actions_is_seen(
+    name: str, train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As tanh in the place of clipping: the check compares what the task gets."""
+    script = importlib.import_module(name)
+    folder, step_envs = train(script, env_id="Pendulum-v1"), script.step_envs
+    monkeypatch.setattr(script, "step_envs", lambda envs, actions: step_envs(envs, np.tanh(actions)))
+    monkeypatch.setattr(utils.export, "load_script", lambda *_: script)
+    assert f"the exported actions differ from those of {name}.py by" in refusal(capsys, folder, status=1)
+    monkeypatch.setattr(script, "step_envs", step_envs)
+    export(folder)
+
+
 def test_no_behavior_is_written_if_another_is_wrong(train_selfplay: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy of the pursuers, which comes first, is right; that of the evader differs."""
     folder = train_selfplay(importlib.import_module("sac_selfplay"), env_id="pursuit")

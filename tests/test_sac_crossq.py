@@ -209,15 +209,29 @@ def test_rewards_are_scaled_by_the_returns() -> None:
     """Their standard deviation, or a fifth of the largest, whichever is larger; 1 before the first."""
     scale = script.RewardScale()
     assert scale.scale.item() == pytest.approx(1.0)
-    returns = [np.array([1.0, -3.0]), np.array([2.0, 4.0])]
+    returns, no_limit = [np.array([1.0, -3.0]), np.array([2.0, 4.0])], torch.zeros(2).double()
     for x in returns:
-        scale.update(torch.as_tensor(x))
+        scale.update(torch.as_tensor(x), no_limit)
     assert scale.scale.item() == pytest.approx(np.std(np.concatenate(returns)))
-    scale.update(torch.tensor([-900.0, 0.0]).double())
+    scale.update(torch.tensor([-900.0, 0.0]).double(), no_limit)
     assert scale.scale.item() == pytest.approx(np.std([1, -3, 2, 4, -900, 0]))
     for _ in range(100):
-        scale.update(torch.zeros(2).double())
+        scale.update(torch.zeros(2).double(), no_limit)
     assert scale.scale.item() == pytest.approx(180.0)
+    for _ in range(1000):
+        scale.update(torch.zeros(2).double(), torch.ones(2).double())  # gamma 1: the values have no bound
+    assert scale.scale.item() == pytest.approx(180.0)
+
+
+@pytest.mark.parametrize("length", [1, 10, 200])
+def test_values_beyond_a_time_limit_fit(length: int) -> None:
+    """A reward of 2 in each step has the value 2 / (1 - gamma), however short the episodes are."""
+    scale, discount, value = script.RewardScale(), 0.99**length, 2.0 / (1.0 - 0.99)
+    returns = torch.tensor([2.0 * (1.0 - discount) / (1.0 - 0.99)]).double()
+    for _ in range(1000):
+        scale.update(torch.zeros(1).double(), torch.zeros(1).double())
+    scale.update(returns, torch.tensor([discount]).double())
+    assert value / scale.scale.item() == pytest.approx(script.MAX_VALUE)
 
 
 def test_returns_of_a_run() -> None:
@@ -231,7 +245,8 @@ def test_returns_of_a_run() -> None:
         count += 1
         state = 10.0 * episode + count + 0.99 * state
         expected += [state, state]
-    assert weights["reward_scale.largest"].item() == pytest.approx(max(expected))
+    at_limit = expected[2 * 9] / (1.0 - 0.99**5)  # rewards go on beyond it
+    assert weights["reward_scale.largest"].item() == pytest.approx(at_limit)
     assert weights["reward_scale.rms.count"].item() == 28
     assert weights["reward_scale.rms.mean"].item() == pytest.approx(np.mean(expected))
     assert weights["reward_scale.rms.var"].item() == pytest.approx(np.var(expected))
@@ -345,7 +360,7 @@ class Reference:
 def test_updates_against_a_second_implementation(flags: dict[str, Any]) -> None:
     """Seven updates in float64 from the same random numbers: all weights and all running statistics are compared."""
     agent, args = make_agent(target_entropy_scale=0.5, **flags)
-    agent.reward_scale.update(2.5 * torch.randn(50).double())
+    agent.reward_scale.update(2.5 * torch.randn(50).double(), torch.zeros(50).double())
     reference, optimizers = Reference(agent, args), make_optimizers(agent)
     for num_updates in range(7):
         batch = make_batch(100 + num_updates)
@@ -459,12 +474,7 @@ def test_evaluation_leaves_the_training_alone() -> None:
 
 def test_compiling_leaves_the_statistics_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs an example of zeros, which must not count."""
-
-    def compiled(function: Any, *example: Any) -> Any:
-        function(*example)
-        return function
-
-    monkeypatch.setattr(script, "compiled", compiled)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
     assert_same_weights(train(compile=True), train())
 
 

@@ -478,7 +478,7 @@ def test_a_killed_run_goes_on_bit_for_bit() -> None:
 )
 def test_streams(streams: str, expected: dict[str, tuple[float, float]]) -> None:
     """Names, strengths and discounts; the extrinsic head is the first one."""
-    parsed = script.parse_streams(script.Args(streams=streams, gamma=0.97))
+    parsed = script.parse_streams(script.Args(streams=streams, gamma=0.97), script.INTRINSIC)
     assert parsed == expected
     assert next(iter(parsed)) == "extrinsic"
     agent, _ = make_agent(streams, gamma=0.97)

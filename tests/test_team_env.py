@@ -4,6 +4,8 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,9 @@ from utils.team_env import (
     TaskError,
     Team,
     TeamEnv,
+    TeamStep,
     describe_teams,
+    guard,
     legal_actions,
     make_team_env,
     make_teams,
@@ -970,6 +974,36 @@ def test_the_speed_of_pictures(metadata: dict[str, Any], fps: float) -> None:
     game = toy_games.Planned(DUEL, [{}])
     game.metadata = metadata
     assert PettingZooGames([game], make_teams("toy", game, None, None)).render_fps == fps
+
+
+class Hands(vector_game.Auction):
+    """Bids are cards, and at its end the hands are empty."""
+
+    restarts = True
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.teams = tuple(replace(team, branches=(3,)) for team in self.teams)
+        self.action_masks = [np.ones((1, 1, 3), dtype=bool)] * 2
+
+    def step(self, actions: list[np.ndarray]) -> TeamStep:
+        """Takes the bids."""
+        result = super().step(actions)
+        self.action_masks = [np.full((1, 1, 3), not result.over[0])] * 2
+        return result
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_nobody_needs_a_legal_action_after_the_end(restarts: bool) -> None:
+    """In a picture of the end; but in the first step of the next game."""
+    game = Hands()
+    guard(game)
+    game.reset(0)
+    game.restarts = restarts
+    bids = [np.zeros((1, 1, 1), dtype=np.int64)] * 2
+    assert not any(game.step(bids).over[0] for _ in range(2))
+    with nullcontext() if not restarts else pytest.raises(TaskError, match="must give each agent of east that is"):
+        assert game.step(bids).over[0]
 
 
 def test_the_last_picture_shows_the_end() -> None:

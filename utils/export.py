@@ -10,15 +10,17 @@ import json
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from gymnasium.spaces import Box
+from gymnasium.vector.utils import batch_space
 from torch import Tensor, nn
 
 from utils.run import draw_without_a_screen, fail, load_model, load_script, one_line, read_args, write_file
@@ -47,6 +49,22 @@ def error_limit(act: Callable[[np.ndarray], np.ndarray], obs: np.ndarray, rng: n
     return min(MAX_TOLERANCE, max(TOLERANCE, 10.0 * rounding))
 
 
+class Recorded(Exception):
+    """Ends `step_envs` where it would step environments."""
+
+
+class Recorder:
+    """Takes the place of environments, and keeps the actions that `step_envs` of a script gives them."""
+
+    def __init__(self, space: Box, num_envs: int) -> None:
+        self.single_action_space, self.action_space = space, batch_space(space, num_envs)
+
+    def step(self, actions: np.ndarray) -> NoReturn:
+        """Keeps the actions, in the task's units."""
+        self.actions = actions
+        raise Recorded
+
+
 class Policy(nn.Module):
     """The exported part of a behaviour: maps raw observations (and masks of discrete actions) to the task's actions.
 
@@ -58,6 +76,7 @@ class Policy(nn.Module):
     def __init__(self, agent: Any, space: Box | None, branches: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.agent, self.space, self.branches = agent, space, branches
+        self.step_envs: Callable[..., Any] | None = None  # the script's, if it has one
 
     def forward(self, obs: Tensor, masks: Tensor | None = None) -> Tensor:
         """(n, obs_dim), (n, sum of branches) to (n, *shape of an action), or one integer a branch (n, num_branches)."""
@@ -79,12 +98,12 @@ class Policy(nn.Module):
         return values if self.space.dtype == np.float64 else values.float()
 
     def act(self, obs: np.ndarray, masks: np.ndarray) -> np.ndarray:
-        """The same by the script's own code for evaluation, but with Box actions in [-1, 1]."""
+        """The same by the script's own code for evaluation, but with Box actions as `step_envs` takes them."""
         if self.space is None:
             return self.agent.act(obs, masks)
         inputs = (obs, masks) if hasattr(self.agent.actor, "sample") else (obs,)
         actions = (self.agent.policy() if hasattr(self.agent, "policy") else self.agent.act)(*inputs)
-        return actions.reshape(-1, *self.space.shape).clip(-1.0, 1.0)
+        return actions.reshape(-1, *self.space.shape)
 
     def examples(self, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Random inputs of n rows: observations as the statistics expect them, a legal action or more in a branch."""
@@ -109,14 +128,20 @@ class Policy(nn.Module):
             offsets = np.cumsum((0, *self.branches))[:-1]  # equally likely actions may be exchanged
             likely, other = (log_probs.gather(1, torch.as_tensor(x + offsets)) for x in (expected, found))
             return float((likely - other).abs().max()), TOLERANCE
-        return self.difference(found, expected), error_limit(lambda x: self.act(x, legal), obs, rng)
+        return self.difference(found, expected), error_limit(lambda x: self.act(x, legal).clip(-1.0, 1.0), obs, rng)
 
     def difference(self, found: np.ndarray, expected: np.ndarray) -> float:
-        """The largest difference of actions in the task's units from expected ones in [-1, 1], in half their range."""
+        """The largest difference of actions in the task's units from those of `act`, in half their range."""
         assert self.space is not None
         center, half = (0.5 * self.space.high.astype(float) + sign * 0.5 * self.space.low for sign in (1, -1))
         unit = np.maximum(half, 0.03 * abs(center)) + (half == 0.0)  # 0.03: float32 rounds an action far from 0
-        return float((abs(found - (center + half * expected)) / unit).max())
+        own = center + half * expected.clip(-1.0, 1.0)
+        if self.step_envs is not None:
+            envs = Recorder(self.space, len(expected))
+            with suppress(Recorded):
+                self.step_envs(envs, expected)
+            own = envs.actions
+        return float((abs(found - own) / unit).max())
 
 
 class PolicyWithMemory(Policy):
@@ -205,11 +230,13 @@ def load_single(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy
     load_model(folder, {"agent": agent}, "FOLDER")
     envs.close()
     space = envs.single_action_space
+    policy = Policy(agent, space)
     if hasattr(script, "Pixels"):
-        return args, {"": PolicyOfPictures(agent, space)}
+        policy = PolicyOfPictures(agent, space)
     if hasattr(script, "remember"):
-        return args, {"": PolicyWithMemory(agent, space, script.remember)}
-    return args, {"": Policy(agent, space)}
+        policy = PolicyWithMemory(agent, space, script.remember)
+    policy.step_envs = script.step_envs
+    return args, {"": policy}
 
 
 def load_selfplay(script: ModuleType, folder: Path) -> tuple[Any, dict[str, Policy]]:
@@ -250,7 +277,8 @@ def to_onnx(policy: Policy, metadata: dict[str, str]) -> tuple[bytes, float, flo
     errors = [policy.error(lambda inputs: session.run(outputs, inputs), n, rng) for n in (1, 2, 33)]
     error, limit = map(max, zip(*errors, strict=True))
     if not all(error <= limit for error, limit in errors):
-        raise SystemExit(f"error: the exported actions differ from those of {metadata['script']} by {error:.1e}")
+        differ = f"the exported actions differ from those of {metadata['script']} by {error:.1e}"
+        raise SystemExit(f"error: {differ}; if it acts in a way of its own, see Change it in docs/export.md")
     return file, error, limit
 
 

@@ -13,6 +13,7 @@ and README.md (the model card) and wandb/ if they are asked for.
 """
 
 import atexit
+import copy
 import importlib
 import io
 import json
@@ -31,7 +32,7 @@ import traceback
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import partial, update_wrapper
 from importlib.util import find_spec
@@ -161,7 +162,7 @@ def read_args(cls: type, folder: Path, flag: str, limits: Limits | None = None) 
             if get_origin(hint) is tuple and isinstance(saved.get(name), list):  # JSON has no tuples
                 saved[name] = tuple(saved[name])
         if unknown := sorted(saved.keys() - {field.name for field in fields(cls)}):
-            raise ValueError(f"this version of the script does not have its {', '.join(map(flag_of, unknown))}")
+            fail(f"{takes} is of another version of the script, with {', '.join(map(flag_of, unknown))}")
         args = cls(**saved)
         missing = {name: value for name, value in vars(args).items() if name not in saved}
         check_types(args, vars(args))
@@ -994,7 +995,8 @@ class Run:
                 damaged[path] = f"{path.name}: {describe_error(error)}"[:300]
         else:
             takes = "--resume takes a run folder with a valid checkpoint of this script"
-            fail(f"{takes}, and {folder} has none ({'; '.join(damaged.values())})")
+            reason = f"{'; '.join(damaged.values())}; is it of another version of the script?"
+            fail(f"{takes}, and {folder} has none ({reason})")
         step, flag = state["global_step"], f"--total-timesteps {self.args.total_timesteps:,}"
         if state["is_finished"] and step >= self.total_steps:
             fail(f"--resume takes a run that has not finished, or more --total-timesteps than the {step:,} of {folder}")
@@ -1070,8 +1072,22 @@ class CudaGraphs:
         self.recordings[key] = graph, inputs, *tree_flatten(result), args
 
 
+@contextmanager
+def unchanged(arguments: Sequence[Any]) -> Iterator[None]:
+    """Restores the modules among these arguments at its end: they may keep statistics of each call, as batch norm."""
+    states = [(x, copy.deepcopy(x.state_dict())) for x in arguments if isinstance(x, torch.nn.Module)]
+    try:
+        yield
+    finally:
+        for module, state in states:
+            module.load_state_dict(state)
+
+
 def compiled(function: FunctionT, *example: Any) -> FunctionT:
-    """Compiles the function by calling it with example arguments; where that fails, warns and returns it as it is."""
+    """Compiles the function by calling it with example arguments; where that fails, warns and returns it as it is.
+
+    The example changes no module: their parameters and buffers are those before the call.
+    """
     began, reason = time.perf_counter(), ""
     duration = "some seconds, or up to two minutes the first time with a task"
     print(f"compiling {function.__name__}: {duration}", flush=True)
@@ -1090,13 +1106,14 @@ def compiled(function: FunctionT, *example: Any) -> FunctionT:
             result: Any = function if isinstance(function, CudaGraphs) else torch.compile(function)
             if on_gpu and result is not function:
                 result = CudaGraphs(result)
-            (result.record if on_gpu else result)(*example)
+            with unchanged(example):
+                (result.record if on_gpu else result)(*example)
             print(f"compiled it in {time.perf_counter() - began:.1f} s; PyTorch keeps the result on disk")
             return result
         except RuntimeError as error:  # no C++ compiler, for example
             reason = str(error).splitlines()[0]
             torch._dynamo.reset()
-    warn(f"the update is slow, because it cannot be compiled: {reason}")
+    warn(f"the update is slow, because {function.__name__} cannot be compiled: {reason}")
     return function
 
 

@@ -822,11 +822,16 @@ def check_scripted(env_id: str, env: TeamEnv) -> TeamEnv:
     return env
 
 
-def check_masks(env: TeamEnv) -> None:
-    """Raises TaskError if an agent that is alive has no legal action in a branch."""
+def check_masks(env: TeamEnv, has_ended: np.ndarray | None = None) -> None:
+    """Raises TaskError if an agent that is alive has no legal action in a branch.
+
+    `has_ended` (num_games,) are games in which nobody acts any more.
+    """
     for team, alive, mask in zip(env.teams, env.alive, env.action_masks, strict=True):
         if mask is None or not team.branches:
             continue
+        if has_ended is not None:
+            alive = alive & ~has_ended[:, None]
         if not np.logical_or.reduceat(mask, team.starts, axis=-1)[alive].all():
             rule = "a legal action in each branch, the first one where it may not act"
             raise TaskError(f"action_masks must give each agent of {team.name} that is alive {rule}")
@@ -853,7 +858,8 @@ def guard(env: TeamEnv) -> None:
                     if (own & np.where(result.over[:, None], ~ended, ended == now)).any():
                         raise TaskError(f"{rule}; elsewhere it must either end or stay alive: see TeamStep")
             if name in ("reset", "step", "restart"):
-                check_masks(env)
+                stays = name == "step" and not getattr(env, "restarts", True)  # a game that ends, as it is
+                check_masks(env, result.over if stays else None)
             return result
 
     env.close = partial(close_quietly, type(env).__name__, env.close)  # type: ignore[method-assign]

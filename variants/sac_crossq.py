@@ -15,7 +15,6 @@ https://arxiv.org/abs/2509.25174). How it differs from `sac_continuous.py`:
 `docs/variants.md` explains these changes, `docs/sac.md` the rest. Equation numbers are of Haarnoja et al. 2018b.
 """
 
-import copy
 import itertools
 import json
 import math
@@ -183,10 +182,11 @@ class RewardScale(nn.Module):
         super().__init__()
         self.rms, self.largest = RunningMeanStd(), nn.Buffer(torch.zeros(()).double())
 
-    def update(self, returns: Tensor) -> None:
-        """Adds discounted sums of the rewards since each episode began (num_envs,)."""
+    def update(self, returns: Tensor, discounts: Tensor) -> None:
+        """Adds discounted sums of rewards since episodes began; gamma^t where a time limit ended t steps, else 0."""
         self.rms.update(returns)
-        self.largest.copy_(self.largest.maximum(returns.abs().amax()))
+        values = returns / torch.where(discounts < 1.0, 1.0 - discounts, 1.0)  # of rewards that go on beyond the limit
+        self.largest.copy_(self.largest.maximum(values.abs().amax()))
 
     @property
     def scale(self) -> Tensor:
@@ -463,7 +463,7 @@ class Adam(nn.Module):
         super().__init__()
         self.vector, self.lr = flat_vector(parameters), lr
         self.settings: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps}
-        self.settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        self.settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}  # the decay is L2, not AdamW's
         self.mean, self.square = nn.Buffer(torch.zeros_like(self.vector)), nn.Buffer(torch.zeros_like(self.vector))
         self.num_steps = nn.Buffer(torch.zeros((), device=self.vector.device))
 
@@ -595,16 +595,14 @@ def main(args: Args) -> Path:
         if args.compile and args.learning_starts < total_steps:
             batch = buffer.gather(torch.zeros(args.batch_size, dtype=torch.int64, device=device))
             example = agent, batch, torch.zeros_like(batch[1]), args
-            statistics = copy.deepcopy(agent.state_dict())  # which compiling changes, since it runs the example
             gradient_fns = compiled(compute_qf_gradient, *example), compiled(compute_actor_gradient, *example)
-            agent.load_state_dict(statistics)
         # `run.steps()` yields the number of steps taken so far, and a seed where episodes begin anew. Between two
         # iterations it writes the checkpoints, and after the last one model.pt.
         for global_step, seed in run.steps():
             if seed is not None:  # at the start and after each checkpoint
                 obs, _ = envs.reset(seed=seed)
                 update_metrics: Metrics = {}
-                returns = np.zeros(args.num_envs)
+                returns, discounts = np.zeros(args.num_envs), np.ones(args.num_envs)
             if args.anneal_lr:
                 for name in ("policy", "q"):
                     optimizers[name].lr = learning_rates[name] * (1.0 - global_step / total_steps)
@@ -621,12 +619,14 @@ def main(args: Args) -> Path:
             run.check(observation=np.concatenate([prev_obs, final_obs], axis=-1)[None], reward=rewards[None])
             global_step += stride  # now the number of steps after this iteration
 
-            # store
+            # store (returns over several steps: see docs/sac.md)
             buffer.add(prev_obs, actions, rewards, final_obs, terminations)  # not truncations: targets bootstrap there
             run.record(rewards, terminations | truncations)
-            returns = rewards + args.gamma * returns
-            agent.reward_scale.update(torch.as_tensor(returns, device=device))
-            returns = returns * ~(terminations | truncations)
+            returns, discounts = rewards + args.gamma * returns, args.gamma * discounts
+            sums = np.stack([returns, discounts * (truncations & ~terminations)])
+            agent.reward_scale.update(*torch.as_tensor(sums, device=device))
+            dones = terminations | truncations
+            returns, discounts = returns * ~dones, np.where(dones, 1.0, discounts)
 
             # update
             while counters["num_updates"] < int(args.updates_per_step * (global_step - args.learning_starts)):

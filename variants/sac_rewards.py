@@ -113,7 +113,7 @@ LIMITS = {
 
 def check_args(args: Args) -> None:
     """Checks what limits cannot express; exits with one sentence."""
-    streams = parse_streams(args)
+    streams = parse_streams(args, INTRINSIC)
     if len(streams) == 1:
         fail("--streams takes at least one stream besides extrinsic: for extrinsic alone use sac_continuous.py")
     if ("gail" in streams) != bool(args.demonstrations):
@@ -324,7 +324,7 @@ class Agent(nn.Module):
         self.norm_obs = args.norm_obs
         self.obs_rms = RunningMeanStd((obs_dim,))
         self.actor = NormalActor(obs_dim, action_dim)
-        settings = parse_streams(args)
+        settings = parse_streams(args, INTRINSIC)
         self.qf = TwinQNetwork(obs_dim + action_dim, len(settings))
         self.log_alpha = nn.Parameter(torch.tensor(math.log(args.alpha)))
         self.qf_target = copy.deepcopy(self.qf).requires_grad_(False)
@@ -486,7 +486,7 @@ class Adam(nn.Module):
         super().__init__()
         self.vector, self.lr = flat_vector(parameters), lr
         self.settings: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps}
-        self.settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        self.settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}  # the decay is L2, not AdamW's
         self.mean, self.square = nn.Buffer(torch.zeros_like(self.vector)), nn.Buffer(torch.zeros_like(self.vector))
         self.num_steps = nn.Buffer(torch.zeros((), device=self.vector.device))
 

@@ -362,7 +362,7 @@ class Adam(nn.Module):
         super().__init__()
         self.vector, self.lr = flat_vector(parameters), lr
         self.settings: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps}
-        self.settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        self.settings |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}  # the decay is L2, not AdamW's
         self.mean, self.square = nn.Buffer(torch.zeros_like(self.vector)), nn.Buffer(torch.zeros_like(self.vector))
         self.num_steps = nn.Buffer(torch.zeros((), device=self.vector.device))
 
@@ -534,7 +534,7 @@ def main(args: Args) -> Path:
             run.check(observation=np.concatenate([prev_obs, final_obs], axis=-1)[None], reward=rewards[None])
             global_step += stride  # now the number of steps after this iteration
 
-            # store
+            # store (returns over several steps: see docs/sac.md)
             buffer.add(prev_obs, actions, rewards, final_obs, terminations)  # not truncations: targets bootstrap there
             run.record(rewards, terminations | truncations)
 
