@@ -295,10 +295,8 @@ def test_each_number_says_what_it_is(
         found = re.match(rf"(?:training Elo sumo \d+, )?{against}(.*)", line)
         assert found, line
         assert found[1] == " (most likely actions; means from 0 to 1: a win is 1, a draw 0.5)"
-        table = (
-            "cross-play, sampled actions: score of row against column in percent; ratings are fitted to this table, "
-        )
-        assert f"\n{table}with mean 1200; the training Elo is another scale\n" in text
+        table = "cross-play, sampled actions: score of row against column in percent; steps are learner steps; "
+        assert f"\n{table}ratings are fitted to this table, with mean 1200; the training Elo is another scale\n" in text
         means = rf"{number} on average against older ones, {number} in the worst case"
         last = rf"^sumo: the last snapshot scores {means} \(sampled actions; from 0 to 1: a win is 1, a draw 0.5\)$"
         assert re.search(last, text, re.MULTILINE)
