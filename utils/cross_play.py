@@ -307,8 +307,9 @@ class CrossPlay:
     def report(self, folder: Path) -> None:
         """Prints the table and what follows from it. Writes the table to a folder as CSV and heat map."""
         actions = name_actions(self.deterministic)
-        ratings = "steps are learner steps; ratings are fitted to this table, with mean 1200; the training Elo is another scale"
-        print(f"cross-play, {actions}: score of row against column in percent; {ratings}\n{self.text()}")
+        ratings = "ratings are fitted to this table, with mean 1200; the training Elo is another scale"
+        cells = "score of row against column in percent; steps are learner steps"
+        print(f"cross-play, {actions}: {cells}; {ratings}\n{self.text()}")
         took = np.nan_to_num(self.scores).sum(axis=2) > 0  # row from column
         groups = connected(~np.isnan(self.scores[:, :, 0]))
         if not all(all_reach_all(took[np.ix_(group, group)]) for group in groups):
