@@ -224,6 +224,17 @@ def test_gail_tells_what_it_has_been_shown() -> None:
 # --- rewards and targets ---
 
 
+def test_what_is_new_counts_as_ten_average_rewards_at_most() -> None:
+    """By hand: mean rewards are 2 and strengths 0.5, 2 and 3; what looks like a demonstration counts in full."""
+    agent, _ = make_agent()
+    agent.reward_scale.fill_(2.0)
+    intrinsic = torch.tensor([[1.0, 1.0, 1.0], [19.0, 19.0, 19.0], [900.0, 900.0, 900.0]])
+    rewards, end_values = script.compute_rewards(agent, torch.zeros(3), intrinsic, torch.tensor([0.0, 0.0, 900.0]))
+    expected = [[0.25, 1.0, 1.5], [4.75, 19.0, 28.5], [5.0, 20.0, 1350.0]]
+    np.testing.assert_allclose(rewards[:, 1:], expected, rtol=1e-5)
+    assert end_values[3].item() == pytest.approx(10.0 * 3.0 / (1.0 - 0.95), rel=1e-4)
+
+
 def test_rewards_are_divided_by_their_running_mean() -> None:
     """By NumPy: the first minibatch sets the mean, later ones move it by a hundredth; the task's has none."""
     agent, args = make_agent()
@@ -302,6 +313,8 @@ class Reference:
         loss: Any = sum(signal[2] for signal in signals.values())
         for k, name in enumerate(("extrinsic", *signals)):
             raw = rewards if k == 0 else signals[name][0].detach() / scales[k - 1]
+            if name in ("curiosity", "rnd"):
+                raw = raw.minimum(torch.tensor(10.0))
             value = agent.qf_target(next_obs, next_actions)[:, :, k].min(0).values
             if name == "extrinsic":
                 value = (value - alpha * next_log_prob) * (1.0 - terminations)
