@@ -128,12 +128,11 @@ case $1 in
             sweep --script "$repository/$2.py" --exp-name "$1" --folder "sweeps/rewards_$1" --env-ids MountainCarContinuous-v0 \
                 --first-seed "$3" --num-seeds "$4" --workers "${workers:-2}" -- $flags "${@:5}"
         }
-        rewards rnd variants/sac_rewards 106 5 --streams extrinsic,rnd
-        rewards curiosity01 variants/sac_rewards 111 10 --streams extrinsic,curiosity:0.1
-        rewards curiosity02 variants/sac_rewards 101 10 --streams extrinsic,curiosity:0.2
+        rewards rnd variants/sac_rewards 311 5 --streams extrinsic,rnd
+        rewards curiosity variants/sac_rewards 311 10 --streams extrinsic,curiosity
         rewards without sac_continuous 106 5
-        report sac_rewards sweeps/rewards_{rnd,curiosity01,curiosity02,without} --labels rnd="random network distillation" \
-            curiosity01="curiosity, strength 0.1" curiosity02="curiosity, strength 0.2" without="sac_continuous.py"
+        report sac_rewards sweeps/rewards_{rnd,curiosity,without} --labels rnd="random network distillation" \
+            without="sac_continuous.py"
         ;;
     sac_gail) # imitation of PPO's policy without rewards, and on a task whose episodes can end; two hours of one core
         expert() { # TASK STEPS; sets `demonstrations`
