@@ -165,10 +165,10 @@ case $1 in
         pixels no_shifts --max-shift 0
         report sac_pixels sweeps/pixels_{shifts,no_shifts} --labels shifts="random shifts" no_shifts="no shifts"
         ;;
-    sac_cartpole) # dm_control's cartpole from pictures: pip install dm_control shimmy; an hour of one core
+    sac_cartpole) # dm_control's cartpole from pictures: pip install dm_control shimmy; two hours of one core
         sweep --script "$repository/variants/sac_pixels.py" --env-ids shimmy:dm_control/cartpole-swingup-v0 --seeds 101 \
             --workers "${workers:-2}" --folder sweeps/sac_cartpole -- --env-kwargs '{"render_kwargs": {"height": 64, "width": 64, "camera_id": 0}}' \
-            --grey --action-repeat 8 --total-timesteps 40000 --eval-freq 1250 --checkpoint-freq 2500 --no-cuda
+            --grey --action-repeat 8 --total-timesteps 130000 --eval-freq 2500 --checkpoint-freq 2500 --no-cuda
         report sac_cartpole sweeps/sac_cartpole
         ;;
     sac_crossq) # SAC without target networks beside SAC and the published curves; sixteen hours of one core
