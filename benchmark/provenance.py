@@ -78,6 +78,11 @@ def hash_of(script: Path, env_id: str = "") -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources_of(script, env_id))).hexdigest()
 
 
+def run_name(env_id: str, exp_name: str, seed: object) -> str:
+    """The beginning of a run folder's name, as the scripts write it."""
+    return re.sub(r"[^\w.-]", "-", f"{env_id}__{exp_name}__{seed}")
+
+
 def run_folders(runs: Path, name: str) -> list[Path]:
     """The folders that one run of a sweep has had, oldest first; a counter tells apart those of the same second."""
     pattern = re.compile(re.escape(name) + r"__(\d+)(?:-(\d+))?")

@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 
 from benchmark import fail
-from benchmark.provenance import read_journal, run_folders
+from benchmark.provenance import read_journal, run_folders, run_name
 from benchmark.random_policy import random_return
 from benchmark.statistics import interquartile_mean
 from utils.errors import write_file
@@ -201,10 +201,9 @@ def planned_runs(sweep: Path) -> list[str]:
     with suppress(OSError, ValueError, LookupError, TypeError):
         entries = json.loads((sweep / "manifest.json").read_text())
         flags = [flags_of(shlex.split(command)) for entry in entries for command in entry["runs"]]
-        parts = ["__".join(own[flag] for flag in ("--env-id", "--exp-name", "--seed")) for own in flags]
-        names = dict.fromkeys(re.sub(r"[^\w.-]", "-", name) for name in parts)  # as `benchmark.sweep` names files
-        journals = {name: sweep / "jobs" / f"{name}.jsonl" for name in names}
-        return [x for x in names if not read_journal(journals[x]) and not run_folders(sweep / "runs", x)]
+        names = [run_name(own["--env-id"], own["--exp-name"], own["--seed"]) for own in flags]
+        journals = {name: read_journal(sweep / "jobs" / f"{name}.jsonl") for name in names}
+        return [x for x, records in journals.items() if not records and not run_folders(sweep / "runs", x)]
     return []
 
 

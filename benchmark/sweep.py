@@ -60,6 +60,7 @@ from benchmark.provenance import (
     output_of,
     read_journal,
     run_folders,
+    run_name,
     sources_of,
     usable_cores,
     versions,
@@ -141,7 +142,7 @@ class Job:
     @property
     def name(self) -> str:
         """The beginning of the run folder's name, as the scripts write it."""
-        return re.sub(r"[^\w.-]", "-", f"{self.env_id}__{self.exp_name}__{self.seed}")
+        return run_name(self.env_id, self.exp_name, self.seed)
 
     @property
     def journal(self) -> Path:
@@ -459,8 +460,7 @@ def write_manifest(jobs: Sequence[Job], argv: Sequence[str]) -> None:
 
 def device_of(job: Job) -> str:
     """The device that the last attempt said it runs on; empty if it said none."""
-    text = job.log.read_text(errors="replace") if job.log.exists() else ""
-    match = re.search(r" steps on (\w+)", re.split(r"^\$ .*\n", text, flags=re.MULTILINE)[-1])
+    match = re.search(r" steps on (\w+)", read_attempt(job))
     return match[1] if match else ""
 
 
@@ -469,21 +469,24 @@ def missed_gpu(job: Job) -> bool:
     return any(ON_CPU in line for line in read_log(job))
 
 
+def read_attempt(job: Job, size: int = sys.maxsize) -> str:
+    """What the last attempt printed, as far as it is in the last `size` bytes of the log."""
+    if not job.log.exists():
+        return ""
+    with job.log.open("rb") as file:
+        file.seek(max(0, job.log.stat().st_size - size))
+        text = file.read().decode(errors="replace")
+    return re.split(r"^\$ .*\n", text, flags=re.MULTILINE)[-1]
+
+
 def read_log(job: Job) -> list[str]:
     """The last lines that the last attempt printed."""
-    if not job.log.exists():
-        return []
-    with job.log.open("rb") as file:
-        file.seek(max(0, job.log.stat().st_size - 10_000))
-        text = file.read().decode(errors="replace")
-    return re.split(r"^\$ .*\n", text, flags=re.MULTILINE)[-1].splitlines()[-12:]
+    return read_attempt(job, 10_000).splitlines()[-12:]
 
 
 def read_warnings(job: Job) -> list[str]:
     """The warnings that the last attempt printed."""
-    text = job.log.read_text(errors="replace") if job.log.exists() else ""
-    last = re.split(r"^\$ .*\n", text, flags=re.MULTILINE)[-1]
-    return [line for line in last.splitlines() if line.startswith("warning: ")]
+    return [line for line in read_attempt(job).splitlines() if line.startswith("warning: ")]
 
 
 def read_progress(job: Job) -> dict[str, str]:

@@ -412,13 +412,12 @@ def compute_rewards(agent: Agent, rewards: Tensor, intrinsic: Tensor, end_reward
     """Rewards (batch_size, num_streams) and values of the absorbing states (num_streams,) that the critics learn.
 
     `intrinsic` (batch_size, num_streams - 1) are raw rewards. `end_rewards` (num_streams - 1,) are rewards of a step
-    in the absorbing state. Both are divided by the running mean of the stream's rewards. What is new, and a step in the
-    absorbing state, then count as ten average rewards at most: the mean becomes small, and critics follow outliers.
+    in the absorbing state. Both are divided by the running mean of the stream's rewards. Novelty, and a step in the
+    absorbing state, count as ten average rewards at most: a rare reward can be hundreds of times the mean.
     """
     scale = agent.reward_scale + 1e-8
-    ratios = intrinsic / scale
-    ratios = torch.where(agent.ends[1:], ratios, ratios.clamp(max=10.0))  # not gail: few steps are like demonstrations
-    rewards = torch.cat([rewards[:, None], ratios], dim=1) * agent.strengths
+    limits = torch.where(agent.ends[1:], torch.inf, 10.0)  # none for gail: at first few steps are like demonstrations
+    rewards = torch.cat([rewards[:, None], (intrinsic / scale).minimum(limits)], dim=1) * agent.strengths
     # Gamma may be 1 in the extrinsic stream, whose absorbing state has the value 0.
     end_rewards = F.pad((end_rewards / scale).clamp(max=10.0), (1, 0))
     end_values = end_rewards * agent.strengths / (1.0 - agent.gammas).clamp(min=1e-6)

@@ -534,7 +534,7 @@ def main(args: Args) -> Path:
             run.check(observation=np.concatenate([prev_obs, final_obs], axis=-1)[None], reward=rewards[None])
             global_step += stride  # now the number of steps after this iteration
 
-            # store (returns over several steps: see docs/sac.md)
+            # store
             buffer.add(prev_obs, actions, rewards, final_obs, terminations)  # not truncations: targets bootstrap there
             run.record(rewards, terminations | truncations)
 
