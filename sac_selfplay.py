@@ -49,7 +49,7 @@ from torch import Tensor
 
 from utils.cross_play import scripted_players
 from utils.evaluation import evaluate_run, initialize, load_policies, load_rivals, play_table, score_policies
-from utils.matches import behavior_args, check_opponents, start_matches
+from utils.matches import behavior_args, check_games, start_matches
 from utils.run import Run, compiled, parse_args, prepare
 from utils.team_env import Team, TeamEnv, describe_teams, legal_actions, make_games, next_legal_actions
 
@@ -603,7 +603,7 @@ load_run = partial(load_policies, Args, LIMITS, make_env, Agent)  # (folder, fla
 def main(args: Args) -> Path:
     """Trains, or evaluates a trained model with --evaluate; returns the run folder."""
     prepare(args, LIMITS)
-    check_opponents(args)
+    check_games(args, make_env)
     torch.set_flush_denormal(True)  # subnormal averages in Adam are slow; --evaluate must round as training does
     if args.evaluate is not None:
         evaluate_run(args, make_env, load_run, main)
@@ -614,8 +614,6 @@ def main(args: Args) -> Path:
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
     # --- environments, networks, storage ---
-    if args.capture_video:
-        make_env(args, 1, render=True).close()  # a game that cannot be rendered then fails here, and not at the end
     env = make_env(args, args.num_games)
     all_args = behavior_args(args, env.teams, PER_BEHAVIOR, LIMITS)
     stride = args.num_games  # game steps of an iteration
@@ -694,10 +692,8 @@ def main(args: Args) -> Path:
                 num_updates[learner] += 1
 
             # snapshot (`end_turn` tells if it took one), change of turn; old opponents leave the next learner's buffer
-            if matches.end_turn(agent, global_step, args.save_steps) and args.replay_opponents == "window":
+            if matches.end_turn(agents, global_step, args.save_steps) and args.replay_opponents == "window":
                 buffers[matches.learner].leave_out(matches.oldest_opponent())
-            if global_step == total_steps:  # now, because model.pt is written before the last evaluation
-                matches.add_final_snapshots(agents, args.save_steps)
             if matches.learner != learner:
                 run.begin_anew()  # the games of the next learner begin with a reset and a seed, as after a checkpoint
 

@@ -156,7 +156,7 @@ def test_snapshots_of_a_turn(game_step: int, learner_steps: int, is_taken: bool,
     """Every --save-steps and at the end of a turn, with the rating that the learner has then."""
     agents, matches = make_roles([60, 100])
     matches.learner_steps["pursuers"], matches.rating = learner_steps, 950.0
-    assert matches.end_turn(agents["pursuers"], game_step, save_steps=100) == is_taken
+    assert matches.end_turn(agents, game_step, save_steps=100) == is_taken
     assert matches.learner == next_learner
     assert matches.rating == (950.0 if next_learner == "pursuers" else 1000.0)
     taken = [(s.step, s.rating, s.weights["x"].item()) for s in matches.pools["pursuers"].snapshots]
@@ -177,6 +177,15 @@ def test_final_snapshots() -> None:
         "pursuers": [(0, 900.0, 0.0), (1000, 950.0, 1.0)],
         "evader": [(0, 1000.0, 0.0), (800, 1100.0, 0.0), (900, 1100.0, 2.0)],
     }
+
+
+def test_the_run_ends_with_the_final_policies() -> None:
+    """The last turn ends with the run, before --save-steps of it are over."""
+    agents, matches = make_roles([60, 100])
+    for game_step, expected in ((60, [0]), (99, [0]), (100, [0, 40])):
+        matches.learner_steps["evader"] = game_step - 60
+        matches.end_turn(agents, game_step, save_steps=150)
+        assert [snapshot.step for snapshot in matches.pools["evader"].snapshots] == expected
 
 
 def test_first_games_are_cut_at_different_steps() -> None:

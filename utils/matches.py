@@ -14,7 +14,7 @@ import os
 import sys
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any, TypeVar
@@ -33,9 +33,12 @@ Observations = list[np.ndarray]
 CURRENT = Snapshot({}, step=0, rating=0.0, name="current")  # a behaviour as it is now: an ally, or the learner itself
 
 
-def check_opponents(args: Any) -> None:
-    """Checks the arguments that both self-play scripts have, and makes the paths in --opponents absolute, because a
-    resumed run may stand in another folder. Exits with one sentence."""
+def check_games(args: Any, make_env: Callable[..., TeamEnv]) -> None:
+    """Checks the arguments that both self-play scripts have, and that the game can be rendered if videos are asked for.
+
+    Makes the paths in --opponents absolute, because a resumed run may stand in another folder. `make_env` is the
+    script's. Exits with one sentence.
+    """
     if args.evaluate is None and (flags := [x for x in ("against", "play", "exploitability") if getattr(args, x)]):
         fail(f"--{flags[0]} also needs --evaluate RUN_FOLDER, the run whose policies play")
     if args.opponents is not None and not args.opponents:
@@ -48,6 +51,8 @@ def check_opponents(args: Any) -> None:
         fail("--scripted-share and --current-share take at most 1 together, and the rest is for the pool")
     if args.opponents is not None:
         args.opponents = [os.path.abspath(folder) for folder in args.opponents]
+    if args.evaluate is None and args.capture_video:
+        make_env(args, 1, render=True).close()  # fails now, and not at the end of the run
 
 
 def behavior_args(args: ArgsT, teams: Sequence[Team], names: str, limits: Limits) -> dict[str, ArgsT]:
@@ -440,19 +445,22 @@ class Matches:
         """The learner's rating; for another behaviour, the rating of its newest snapshot."""
         return self.rating if behavior == self.learner else self.pools[behavior].latest.rating
 
-    def end_turn(self, agent: Any, global_step: int, save_steps: int) -> bool:
+    def end_turn(self, agents: Mapping[str, Any], global_step: int, save_steps: int) -> bool:
         """Takes a snapshot of the learner if one is due, and ends its turn if that is due. Returns whether it took one.
 
-        A snapshot is due `save_steps` of the learner's own steps after the last one, and at the end of its turn.
+        A snapshot is due `save_steps` of the learner's own steps after the last one, and at the end of its turn. At the
+        end of the run the last snapshot of each behaviour becomes its final policy.
         """
         pool, next_learner = self.pools[self.learner], self.learner_at(global_step)
         step = self.learner_steps[self.learner]
         num_steps = step - pool.latest.step  # since the last snapshot
         takes_snapshot = num_steps >= save_steps or (next_learner != self.learner and num_steps > 0)
         if takes_snapshot:
-            pool.add(agent.acting_weights(), step, self.rating)
+            pool.add(agents[self.learner].acting_weights(), step, self.rating)
         if next_learner != self.learner:
             self.give_turn(next_learner)
+        if global_step >= self.change_at[-1]:
+            self.add_final_snapshots(agents, save_steps)
         return takes_snapshot
 
     def add_final_snapshots(self, agents: Mapping[str, Any], save_steps: int) -> None:
