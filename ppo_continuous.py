@@ -14,7 +14,7 @@ The defaults differ from the reference, CleanRL's `ppo_continuous_action.py`. Th
 
 - 16 environments for 128 steps, not one for 2,048.
 - The standard deviation of the policy begins at 0.4, not 1, and never falls below 0.2.
-- There is no further pass over a rollout once the mean KL divergence of a pass exceeds 0.025.
+- The passes over a rollout stop after one whose mean KL divergence exceeds 0.025.
 - Advantages are not normalised.
 - Lambda is 0.9, not 0.95.
 `docs/ppo.md` gives the reason for each change. Further deviations:
@@ -60,7 +60,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = True  # compile the update: starts later, the first time up to two minutes, and trains faster
+    compile: bool = True  # compile the update: trains faster, but starts later, up to two minutes the first time
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
@@ -96,8 +96,8 @@ class Args:
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # largest norm of the gradient of actor and critic together
-    target_kl: float | None = 0.025  # no further pass over a rollout once a pass has a mean KL divergence above this
-    std_min: float | None = 0.2  # least standard deviation of the policy, which starts at twice this; None: starts at 1
+    target_kl: float | None = 0.025  # stop the passes over a rollout after one with a mean KL divergence above this
+    std_min: float | None = 0.2  # minimum of the policy's std, which starts at twice it; None: no minimum, starts at 1
 
 
 LIMITS = {

@@ -64,7 +64,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = True  # compile the update: starts later, the first time up to two minutes, and trains faster
+    compile: bool = True  # compile the update: trains faster, but starts later, up to two minutes the first time
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "self-play"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
@@ -89,7 +89,7 @@ class Args:
     env_id: str = "sumo"  # sumo, builds, pursuit, a PettingZoo module, or module:Class for a vectorised game
     env_kwargs: str = "{}"  # arguments of the game in JSON, such as {"actions": "discrete"}
     teams: str | None = None  # agents of each team in JSON, such as {"red": ["a_0"], "blue": ["b_0"]}; default: by name
-    symmetric: Literal["auto", "yes", "no"] = "auto"  # one policy for all teams; auto: by names, or sizes of --teams
+    symmetric: Literal["auto", "yes", "no"] = "auto"  # one policy for all teams; auto: by names, with --teams if alike
     num_games: int = 64  # parallel games
 
     # --- self-play ---
@@ -98,13 +98,13 @@ class Args:
     opponents: list[str] | None = None  # run folders whose frozen policies are the opponents; default: past selves
     initialize_from: str | None = None  # run folder whose weights the training starts with; default: random weights
     play_against_latest_model_ratio: float = 0.5  # probability of the newest snapshot; else one is drawn
-    newest_share: float = 1.0  # the share of the pool that is drawn from, counted from its newest snapshot
+    newest_share: float = 1.0  # draw only from this newest share of the pool; 0.5: from its newer half
     scripted_share: float = 0.0  # probability that an opponent is a scripted player of the game
     current_share: float = 0.0  # probability that the opponent is the current learner; asymmetric: the newest snapshot
-    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: unbeaten ones more often
-    swap_steps: int = 0  # a game keeps its opponents for this many steps of all opponents; 0: for one game
-    swaps_per_turn: float | None = None  # sets swap_steps: changes of opponents in a turn
-    team_change: int | None = None  # learner steps of a turn, rounded to whole cycles; default: ten turns for each
+    opponent_sampling: Literal["uniform", "prioritized"] = "prioritized"  # prioritized: hard opponents more often
+    swap_steps: int = 0  # steps of all opponents' agents before a game changes opponents; 0: after each game
+    swaps_per_turn: float | None = None  # changes of opponents in a turn; takes the place of --swap-steps
+    team_change: int | None = None  # about how many steps the learner's agents take in a turn; default: ten turns each
     learner_side: str | None = None  # team that the learner always plays on; default: teams alternate
     behaviors: str = "{}"  # arguments of single behaviours in JSON, such as {"evader": {"gamma": 0.9}}
     replay_opponents: Literal["all", "window"] = "all"  # window: no transitions of opponents that left the pool

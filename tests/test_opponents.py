@@ -511,5 +511,5 @@ def test_runs_of_another_kind(
     if flag == "initialize-from":
         with pytest.raises(SystemExit, match="2"):
             selfplay.main(parse_args(selfplay.Args, ["--evaluate", str(one), "--initialize-from", str(one), "--play"]))
-        assert capsys.readouterr().err.startswith("error: --initialize-from takes a run that trains")
+        assert capsys.readouterr().err.startswith("error: --initialize-from is for training")
     assert set(Path("runs").iterdir()) == folders

@@ -214,7 +214,7 @@ def test_a_killed_run_has_no_model(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "checkpoint.pt").touch()
     sentence = refusal(capsys, load_model, tmp_path, {})
     assert sentence.endswith(
-        f"and {tmp_path} has only a checkpoint: --resume it, if it was killed; --no-save-model writes none"
+        f"and {tmp_path} has only a checkpoint: --resume it; with --no-save-model it gets no model.pt"
     )
 
 

@@ -191,7 +191,7 @@ def evaluate_run(
         groups, scripted = player_behaviors(env), scripted_players(env)
     own = load_players(args.evaluate, pools, groups, args.policy, "policy")
     if args.initialize_from is not None and not args.exploitability:
-        fail("--initialize-from takes a run that trains, or --exploitability")
+        fail("--initialize-from is for training: with --evaluate it also needs --exploitability")
     if args.play:
         play_at_keyboard(args, make_games, agents, own)
         return {}

@@ -1197,7 +1197,7 @@ def load_model(folder: Path, parts: Mapping[str, Any], flag: str = "--evaluate")
     """Loads the parts of a run's model.pt; exits with one sentence, which begins with `flag`, if that fails."""
     takes = f"{flag} takes a run folder with a valid model.pt of this script"
     if not (folder / "model.pt").exists() and (folder / "checkpoint.pt").exists():
-        fail(f"{takes}, and {folder} has only a checkpoint: --resume it, if it was killed; --no-save-model writes none")
+        fail(f"{takes}, and {folder} has only a checkpoint: --resume it; with --no-save-model it gets no model.pt")
     try:
         state = read_file(folder / "model.pt")
         for name, part in flatten(parts).items():

@@ -49,8 +49,8 @@ class Snapshot:
 def draw_stream(seed: int) -> np.random.Generator:
     """The random stream that draws opponents.
 
-    It is not that of `default_rng(seed)`, nor one of its first children, which a game that is reset with this seed may
-    use itself: the first observation of a game could then tell a policy which opponent it has.
+    It is not `default_rng(seed)` or one of its first children: a game that is reset with this seed may use those. Its
+    first observation could then reveal the opponent to a policy.
     """
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(99,)))
 

@@ -49,7 +49,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = True  # compile the update: starts later, the first time up to two minutes, and trains faster
+    compile: bool = True  # compile the update: trains faster, but starts later, up to two minutes the first time
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
@@ -183,9 +183,9 @@ class RewardScale(nn.Module):
         self.rms, self.largest = RunningMeanStd(), nn.Buffer(torch.zeros(()).double())
 
     def update(self, returns: Tensor, discounts: Tensor) -> None:
-        """Adds discounted sums of rewards since episodes began; gamma^t where a time limit ended t steps, else 0."""
+        """Adds discounted returns of episodes so far. `discounts` is gamma^t at a time limit after t steps, else 0."""
         self.rms.update(returns)
-        values = returns / torch.where(discounts < 1.0, 1.0 - discounts, 1.0)  # of rewards that go on beyond the limit
+        values = returns / torch.where(discounts < 1.0, 1.0 - discounts, 1.0)  # as if rewards went on after it
         self.largest.copy_(self.largest.maximum(values.abs().amax()))
 
     @property
@@ -430,7 +430,7 @@ def compute_qf_loss(agent: Agent, batch: Batch, noise: Tensor, args: Args) -> tu
 
 def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """The policy's loss (eq. 9), and the log-probabilities (batch_size,) of the actions that it was computed from."""
-    mean, log_std = agent.actor(obs, train=True)  # obs as the networks take them, not as the task gives them
+    mean, log_std = agent.actor(obs, train=True)  # obs are what the networks take: see `compute_actor_gradient`
     actions, log_prob = sample_actions(mean, log_std, noise)
     qf_values = agent.qf.values(agent.qf(obs, actions))
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - qf_values.amin(0)).mean()

@@ -5,7 +5,7 @@ https://openreview.net/forum?id=r1lyTjAqYX). How it differs from `sac_continuous
 - An LSTM or GRU takes observation, previous action and previous reward (`Memory`). The actor has one, and both
   critics share one. The heads take its output and the current input (a skip connection).
 - The buffer keeps the order of the steps and samples sequences. The memory starts anew where an episode begins inside a
-  sequence. `--burn-in` steps at a sequence's start only warm up the memories.
+  sequence. `--burn-in` steps at a sequence's start only update the memories.
 - The buffer stores the states that the memories had while the policy acted. A sequence begins with these states. With
   `--no-stored-state` it begins with zeros.
 - While the policy acts, its memory is carried from step to step (`remember`). It is cleared where an episode begins.
@@ -80,7 +80,7 @@ class Args:
     hidden_size: int = 64  # size of the memories' output, and of the hidden layers of actor and critics
     batch_size: int = 16  # sequences in a minibatch
     sequence_length: int = 64  # environment steps of a sequence
-    burn_in: int = 0  # first steps of a sequence that only warm up the memories, and are not learned from
+    burn_in: int = 0  # first steps of a sequence that only update the memories, and are not learned from
     stored_state: bool = True  # a sequence begins with the memory states stored while acting; otherwise with zeros
     learning_starts: int = 5_000  # environment steps with uniformly random actions before the first update
     updates_per_step: float = 1.0  # updates per environment step: 0.25 is one in four steps, 4 is four in each

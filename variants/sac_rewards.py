@@ -56,7 +56,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seed of all random numbers
     cuda: bool = True  # use the GPU if there is one
-    compile: bool = True  # compile the update: starts later, the first time up to two minutes, and trains faster
+    compile: bool = True  # compile the update: trains faster, but starts later, up to two minutes the first time
     track: bool = False  # log to Weights & Biases too (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "continuous-control"  # W&B project
     wandb_entity: str | None = None  # W&B team or user; default: that of the account
@@ -298,7 +298,7 @@ class GAIL(nn.Module):
         expert_obs, expert_actions, _, _, expert_terminations, _ = batch[6:]
         policy = F.pad(torch.cat([self.obs_rms.normalize(obs), actions], dim=1), (0, 1))
         expert = F.pad(torch.cat([self.obs_rms.normalize(expert_obs), expert_actions], dim=1), (0, 1))
-        # 10, because slopes are near 1: nearer to the demonstrations its logit would be close to theirs.
+        # 10, not 1: the penalty keeps slopes near 1, so with 1 its logit would be close to the demonstrations'.
         absorbing, n = F.pad(torch.zeros_like(policy[:1, 1:]), (0, 1), value=10.0), len(policy)
         mix = torch.linspace(0.0, 1.0, n, device=policy.device)[:, None]  # in order: the pairs are random already
         mixed = torch.lerp(policy, expert, mix).requires_grad_()
@@ -412,11 +412,12 @@ def compute_rewards(agent: Agent, rewards: Tensor, intrinsic: Tensor, end_reward
     """Rewards (batch_size, num_streams) and values of the absorbing states (num_streams,) that the critics learn.
 
     `intrinsic` (batch_size, num_streams - 1) are raw rewards. `end_rewards` (num_streams - 1,) are rewards of a step
-    in the absorbing state. Both are divided by the running mean of the stream's rewards. Novelty, and a step in the
-    absorbing state, count as ten average rewards at most: a rare reward can be hundreds of times the mean.
+    in the absorbing state. Both are divided by the running mean of the stream's rewards. Rewards of
+    `curiosity` and `rnd`, and of a step in the absorbing state, count as at most ten average rewards: a rare reward can
+    be hundreds of times the mean.
     """
     scale = agent.reward_scale + 1e-8
-    limits = torch.where(agent.ends[1:], torch.inf, 10.0)  # none for gail: at first few steps are like demonstrations
+    limits = torch.where(agent.ends[1:], torch.inf, 10.0)  # none for gail: early on, few steps match demonstrations
     rewards = torch.cat([rewards[:, None], (intrinsic / scale).minimum(limits)], dim=1) * agent.strengths
     # Gamma may be 1 in the extrinsic stream, whose absorbing state has the value 0.
     end_rewards = F.pad((end_rewards / scale).clamp(max=10.0), (1, 0))
@@ -455,7 +456,7 @@ def compute_qf_loss(agent: Agent, obs: Tensor, actions: Tensor, td_target: Tenso
 
 def compute_actor_loss(agent: Agent, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Metrics]:
     """The policy's loss (eq. 9), and the log-probabilities (batch_size,) of the actions that it was computed from."""
-    mean, log_std = agent.actor(obs)  # obs as the networks take them, not as the task gives them
+    mean, log_std = agent.actor(obs)  # obs are what the networks take: see `compute_actor_gradient`
     actions, log_prob = sample_actions(mean, log_std, noise)
     actor_loss = (agent.log_alpha.exp().detach() * log_prob - agent.qf(obs, actions).amin(0).sum(-1)).mean()
     metrics = {"losses/actor_loss": actor_loss, "losses/entropy": -log_prob.mean(), "losses/policy_mean": mean.mean()}
