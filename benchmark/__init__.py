@@ -2,7 +2,10 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
+
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def fail(message: str) -> NoReturn:

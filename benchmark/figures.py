@@ -13,12 +13,12 @@ from benchmark.runs import (
     RETURN,
     TRAINING_RETURN,
     Groups,
+    Pair,
     Run,
     Scales,
     describe_key,
     drawn_keys,
     final_scores,
-    improvement_pairs,
     normalised,
     returns_by_experiment,
     shared_keys,
@@ -27,7 +27,6 @@ from benchmark.statistics import (
     bootstrap_interval,
     interquartile_mean,
     performance_profile,
-    probability_of_improvement,
     student_half,
     student_interval,
 )
@@ -216,18 +215,8 @@ def draw_published(axes: Axes, curves: list[list[dict[str, str]]]) -> None:
         errors = [published_error(row) for row in curve]
         label = f"published: {first['algorithm']} ({first['source']}, {first['env_version']}, {first['seeds']} seeds)"
         gray = f"{0.25 + 0.5 * i / max(1, len(curves) - 1):.2f}"
-        axes.errorbar(
-            x,
-            y,
-            errors if all(errors) else None,
-            color=gray,
-            marker="sovD^X"[i % 6],
-            markersize=4,
-            linewidth=0.8,
-            capsize=2,
-            zorder=1,
-            label=label,
-        )
+        style: dict[str, Any] = {"color": gray, "marker": "sovD^X"[i % 6], "markersize": 4, "linewidth": 0.8}
+        axes.errorbar(x, y, errors if all(errors) else None, **style, capsize=2, zorder=1, label=label)
 
 
 def grid_of(count: int, width: float = 5.0, height: float = 3.4) -> tuple[Figure, list[Axes]]:
@@ -371,15 +360,12 @@ def draw_profiles(groups: Groups, scales: Scales, look: Look) -> Figure:
     return figure
 
 
-def draw_improvement(groups: Groups, reference: str | None, look: Look) -> Figure:
+def draw_improvement(pairs: Sequence[Pair], look: Look) -> Figure:
     """Probabilities of improvement, both directions of each pair below each other."""
     rows = []
-    for ours, theirs, x, y in improvement_pairs(groups, reference):
-        p, low, high = probability_of_improvement(x, y)
-        several = min(map(len, x + y)) > 1
-        for a, b, own, ends in ((ours, theirs, p, (low, high)), (theirs, ours, 1.0 - p, (1.0 - high, 1.0 - low))):
-            name = f"{look.labels[a]} beats {look.labels[b]}"
-            rows.append((name, look.styles[a]["color"], own, ends if several else None))
+    for ours, theirs, _, chances in pairs:
+        for (a, b), chance in zip(((ours, theirs), (theirs, ours)), chances, strict=True):
+            rows.append((f"{look.labels[a]} beats {look.labels[b]}", look.styles[a]["color"], *chance))
     figure = Figure(figsize=(8.0, 1.4 + 0.3 * len(rows)), layout="constrained")
     axes = figure.subplots()
     draw_estimates(axes, rows)

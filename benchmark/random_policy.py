@@ -38,15 +38,10 @@ def measure(env_id: str, episodes: int = EPISODES, env_kwargs: str = "{}") -> np
     return returns
 
 
-def read_returns() -> dict[str, float]:
-    """Mean returns of the random policy on the tasks that were measured."""
-    with RETURNS.open() as file:
-        return {row["task"]: float(row["mean"]) for row in csv.DictReader(file)}
-
-
 def random_return(env_id: str, env_kwargs: str = "{}") -> float:
     """Mean return of the random policy, measured now if it is not in the file, which is of tasks without arguments."""
-    known = {} if json.loads(env_kwargs) else read_returns()
+    with RETURNS.open() as file:
+        known = {row["task"]: float(row["mean"]) for row in csv.DictReader(file) if not json.loads(env_kwargs)}
     return known[env_id] if env_id in known else float(measure(env_id, 20, env_kwargs).mean())
 
 

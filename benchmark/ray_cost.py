@@ -22,9 +22,8 @@ import numpy as np
 import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmark import fail, split_flags
+from benchmark import REPOSITORY, fail, split_flags
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPTS = {"sac_continuous.py": [], "variants/sac_ray.py": ["--num-workers", "1"]}
 PARTS = ("program", "RolloutWorker", "Shard", "ParameterServer", "Tester", "other")
 TICKS = os.sysconf("SC_CLK_TCK")  # units of processor time in /proc, per second

@@ -22,9 +22,8 @@ import numpy as np
 import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmark import split_flags
+from benchmark import REPOSITORY, split_flags
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 COLUMNS = {  # of the table, and the logged key
     "steps_per_second": "charts/SPS",
     "updates_per_second": "ray/updates_per_second",

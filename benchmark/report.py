@@ -36,11 +36,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from benchmark import fail
+from benchmark import REPOSITORY, fail
 from benchmark.figures import draw, draw_improvement, draw_intervals, draw_profiles, make_look, published_error
 from benchmark.runs import (
     RETURN,
     Groups,
+    Pair,
     Run,
     Scales,
     describe_key,
@@ -60,12 +61,10 @@ from benchmark.statistics import (
     bootstrap_interval,
     collapsed,
     interquartile_mean,
-    probability_of_improvement,
     student_interval,
 )
 from utils.errors import keep_printing, write_file
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 PUBLISHED = Path(__file__).parent / "published_returns.csv"
 SCORES = ["task", "experiment", "seed", "key", "step", "seconds", "value"]  # then what is known of the run
 FACTS = ["budget", "state", "device", "commit", "sources", "command", "folder", "env_kwargs", "threads", "versions"]
@@ -108,25 +107,12 @@ def describe_interval(x: float, ends: tuple[Any, Any] | None) -> str:
     return describe_number(x) if ends is None else f"{describe_number(x)} [{', '.join(map(describe_number, ends))}]"
 
 
-def describe_mean(scores: np.ndarray) -> str:
-    """The mean of a single task's runs with its interval, if there are the two runs that one takes."""
-    return describe_interval(float(scores.mean()), student_interval(scores) if len(scores) > 1 else None)
-
-
 def describe_iqm(strata: list[np.ndarray], minus: list[np.ndarray] | None = None) -> str:
     """The IQM over all strata, or its difference from that of `minus`, with its interval if all have two runs."""
     values = [float(interquartile_mean(np.concatenate(x))) for x in (strata, minus) if x is not None]
     has_interval = min(map(len, [*strata, *(minus or [])])) > 1
     ends = bootstrap_interval(interquartile_mean, strata, minus=minus) if has_interval else None
     return describe_interval(values[0] - sum(values[1:]), ends)
-
-
-def describe_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> list[str]:
-    """The probability that a run of x beats one of y, and the reverse, with their intervals."""
-    p, low, high = probability_of_improvement(x, y)
-    both = (p, (low, high)), (1.0 - p, (1.0 - high, 1.0 - low))
-    has_interval = min(map(len, [*x, *y])) > 1
-    return [describe_interval(own, ends if has_interval else None) for own, ends in both]
 
 
 def describe_seeds(group: list[Run]) -> str:
@@ -172,7 +158,8 @@ def score_table(groups: Groups, unfinished: Groups) -> str:
             scores = final_scores(group, key)
             iqm = describe_number(float(interquartile_mean(scores)))
             counts = [", ".join([str(len(group)), *missing]), describe_steps(group)]
-            rows.append([*name, describe_key(key), *counts, describe_mean(scores), iqm, describe_collapses(group, key)])
+            mean = describe_interval(float(scores.mean()), student_interval(scores) if len(scores) > 1 else None)
+            rows.append([*name, describe_key(key), *counts, mean, iqm, describe_collapses(group, key)])
     if not any(row[-1] for row in rows[1:]):
         return table(*[row[:-1] for row in rows])
     note = (
@@ -198,19 +185,16 @@ def pooled_table(groups: Groups, scales: Scales, reference: str) -> str:
     return f"{table(*rows)}\n\n{scale}: {'; '.join(ends_text)}. {noise}{weights}"
 
 
-def improvement_table(groups: Groups, reference: str | None) -> str:
-    """For each two experiments the probability that a run of the one beats one of the other, in both directions."""
+def improvement_table(groups: Groups, pairs: Sequence[Pair]) -> str:
+    """For each pair of experiments the probability that a run of the one beats one of the other, in both directions."""
     rows = [["A", "B", "tasks", "P(A beats B) [95%]", "P(B beats A) [95%]"]]
-    steps = {
-        name: {last_step([run]) for (_, other), group in groups.items() if other == name for run in group}
-        for _, name in groups
-    }
-    budgets = {
-        name: f"{name} ({' to '.join(f'{x:,}' for x in sorted({min(s), max(s)}))} steps)" for name, s in steps.items()
-    }
-    for ours, theirs, x, y in improvement_pairs(groups, reference):
-        rows.append([budgets[ours], budgets[theirs], str(len(x)), *describe_improvement(x, y)])
-    return table(*rows) if len(rows) > 1 else ""
+    runs: dict[str, list[Run]] = defaultdict(list)
+    for (_, name), group in groups.items():
+        runs[name] += group
+    budgets = {name: f"{name} ({describe_steps(own)} steps)" for name, own in runs.items()}
+    for ours, theirs, num_tasks, chances in pairs:
+        rows.append([budgets[ours], budgets[theirs], str(num_tasks), *(describe_interval(*x) for x in chances)])
+    return table(*rows) if pairs else ""
 
 
 def command_table(groups: Groups) -> str:
@@ -403,7 +387,8 @@ def main(args: Args) -> None:
     sections = {"Final scores": score_table(groups, unfinished)}
     if scales:
         sections["All tasks together"] = pooled_table(groups, scales, str(args.normalize_by))
-    sections["Probability of improvement"] = improvement_table(groups, args.normalize_by)
+    pairs = improvement_pairs(groups, args.normalize_by)
+    sections["Probability of improvement"] = improvement_table(groups, pairs)
     if args.cross_play:
         tables = cross_play_tables(groups, args.cross_play_games, args.output, args.formats)
         sections["Cross-play of the final policies"] = "\n\n".join(tables)
@@ -413,8 +398,8 @@ def main(args: Args) -> None:
 
     figures = {"steps": draw(groups, scales, False, look, published), "time": draw(groups, scales, True, look)}
     figures["intervals"] = draw_intervals(groups, scales, look)
-    if improvement_pairs(groups, args.normalize_by):
-        figures["improvement"] = draw_improvement(groups, args.normalize_by, look)
+    if pairs:
+        figures["improvement"] = draw_improvement(pairs, look)
     if scales:
         figures["profiles"] = draw_profiles(groups, scales, look)
     try:

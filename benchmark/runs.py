@@ -21,7 +21,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from benchmark import fail
 from benchmark.provenance import read_journal, run_folders, run_name
 from benchmark.random_policy import random_return
-from benchmark.statistics import interquartile_mean
+from benchmark.statistics import interquartile_mean, probability_of_improvement
 from utils.errors import write_file
 
 RETURN, TRAINING_RETURN = "eval/return_mean", "charts/episodic_return"
@@ -61,6 +61,8 @@ class Run:
 
 Groups = dict[tuple[str, str], list[Run]]  # the runs of a task and experiment, by seed
 Scales = dict[str, tuple[float, float]]  # by task the returns with the normalised scores 0 and 1
+# A, B, the number of tasks of both, and how likely a run of A beats one of B, and the reverse, each with its interval
+Pair = tuple[str, str, int, list[tuple[float, tuple[float, float] | None]]]
 
 
 def write_csv(path: Path | None, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -453,27 +455,24 @@ def normalised(groups: Groups, scales: Scales) -> dict[str, list[np.ndarray]]:
     }
 
 
-def improvement_pairs(
-    groups: Groups, reference: str | None
-) -> list[tuple[str, str, list[np.ndarray], list[np.ndarray]]]:
-    """Each two experiments with their returns on the tasks that both have; only pairs with the reference, if there is
-    one.
-    """
-    pairs = []
+def improvement_pairs(groups: Groups, reference: str | None) -> list[Pair]:
+    """Each two experiments that have tasks in common; only pairs with the reference, if there is one."""
+    pairs: list[Pair] = []
     for (ours, our_tasks), (theirs, their_tasks) in combinations(returns_by_experiment(groups).items(), 2):
         tasks = [env_id for env_id in our_tasks if env_id in their_tasks]
         if tasks and reference in (None, ours, theirs):
-            pairs.append((ours, theirs, [our_tasks[x] for x in tasks], [their_tasks[x] for x in tasks]))
+            x, y = [our_tasks[env_id] for env_id in tasks], [their_tasks[env_id] for env_id in tasks]
+            p, low, high = probability_of_improvement(x, y)
+            both = (p, (low, high)), (1.0 - p, (1.0 - high, 1.0 - low))
+            has_interval = min(map(len, x + y)) > 1
+            pairs.append((ours, theirs, len(tasks), [(own, ends if has_interval else None) for own, ends in both]))
     return pairs
 
 
 def describe_key(key: str) -> str:
     """A TensorBoard key in words."""
-    return (
-        "return"
-        if key == RETURN
-        else key.partition("/")[2].replace("_score_vs_", " vs ").replace("rating_", "rating of ")
-    )
+    words = key.partition("/")[2].replace("_score_vs_", " vs ").replace("rating_", "rating of ")
+    return "return" if key == RETURN else words
 
 
 def describe_number(x: float) -> str:

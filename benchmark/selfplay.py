@@ -12,7 +12,6 @@ what the runs of an experiment differ.
 import csv
 import itertools
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -258,7 +257,6 @@ def print_exploitability(args: Exploitability) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path.cwd()))
     keep_printing()
     command = tyro.cli(
         Annotated[Scores, tyro.conf.subcommand("scores")]

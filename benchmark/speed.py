@@ -42,10 +42,9 @@ from typing import Any, Literal
 
 import tyro
 
-from benchmark import fail
+from benchmark import REPOSITORY, fail
 from benchmark.provenance import commit_of, machine, sources_of, usable_cores, versions
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 OURS = {"script": "", "eager": " --no-compile", "defaults": ", its own defaults"}  # what of a script is measured
 KINDS = {"sb3": "Stable-Baselines3, eager PyTorch", "sbx": "SBX, compiled JAX"}
 LIBRARIES = {"sb3": ("stable_baselines3", "stable-baselines3"), "sbx": ("sbx", "sbx-rl")}  # module and package

@@ -5,7 +5,8 @@ percentile bootstrap of Agarwal et al. 2021 ("Deep reinforcement learning at the
 https://arxiv.org/abs/2108.13264), which is too narrow with few seeds (`docs/benchmark.md` has its coverage). Resampling
 has a fixed seed: the same numbers give the same intervals.
 
-A run without a result (it crashed or diverged) has the score NaN or -inf. It counts as the worst; it is never dropped.
+A run without a result (it crashed or diverged) counts as the worst; it is never dropped (`benchmark.runs`). Its score
+is NaN where no worst score is known.
 """
 
 from collections.abc import Callable, Sequence

@@ -51,7 +51,7 @@ from typing import IO, Any, Literal
 
 import tyro
 
-from benchmark import fail, split_flags
+from benchmark import REPOSITORY, fail, split_flags
 from benchmark.provenance import (
     commit_of,
     find_gpus,
@@ -74,7 +74,6 @@ try:
 except ModuleNotFoundError as error:
     raise missing_package("benchmark.sweep", error) from error
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 NOTHING_LEFT = "--resume takes a run that has not finished"  # what a script says of a run that has
 UNREADABLE = "--resume takes a run folder with"  # of one that it cannot read; other refusals pass, such as W&B's
 REFUSED = "exit status 2: the script refuses these arguments"
@@ -464,11 +463,6 @@ def device_of(job: Job) -> str:
     return match[1] if match else ""
 
 
-def missed_gpu(job: Job) -> bool:
-    """Whether the last attempt ran on the CPU of a machine that has a GPU, as `run_job` wrote there."""
-    return any(ON_CPU in line for line in read_log(job))
-
-
 def read_attempt(job: Job, size: int = sys.maxsize) -> str:
     """What the last attempt printed, as far as it is in the last `size` bytes of the log."""
     if not job.log.exists():
@@ -482,11 +476,6 @@ def read_attempt(job: Job, size: int = sys.maxsize) -> str:
 def read_log(job: Job) -> list[str]:
     """The last lines that the last attempt printed."""
     return read_attempt(job, 10_000).splitlines()[-12:]
-
-
-def read_warnings(job: Job) -> list[str]:
-    """The warnings that the last attempt printed."""
-    return [line for line in read_attempt(job).splitlines() if line.startswith("warning: ")]
 
 
 def read_progress(job: Job) -> dict[str, str]:
@@ -642,8 +631,8 @@ def run_all(jobs: Sequence[Job], args: Args, start: Start, signals: list[int]) -
                     states[job] = "running"  # since before this sweep, which only waited for its end
                     say(f"not stopped: {job.name} is of an earlier sweep; `fuser {job.journal}` names its processes")
                 say(", ".join([f"{states[job]}: {job.name}", *read_progress(job).values()]))
-                for line in read_warnings(job):
-                    if line not in told:
+                for line in read_attempt(job).splitlines():
+                    if line.startswith("warning: ") and line not in told:
                         told.add(line)
                         say(f"{job.name} says: {line}")
                 if status == 2 and refuses_all(jobs, job) and not is_refused:
@@ -693,7 +682,7 @@ def submit(jobs: Sequence[Job], args: Args) -> int:
     folder, queued = jobs[0].folder, queued_jobs(jobs[0].folder)
     missing = [job for job in jobs if job.name not in queued and state_of(job) not in ("finished", "running")]
     tasks = {str(jobs.index(job)): job.name for job in missing}
-    if cpu_jobs := [job.name for job in jobs if missed_gpu(job)]:
+    if cpu_jobs := [job.name for job in jobs if any(ON_CPU in line for line in read_log(job))]:  # of `run_job`
         print(f"warning: the logs of {len(cpu_jobs)} runs, such as {cpu_jobs[0]}, say: {ON_CPU}")
     if not tasks:
         print("nothing to submit: all runs have finished, are running or are in Slurm's queue")

@@ -50,6 +50,7 @@ from benchmark.runs import (
     final_scores,
     find_scales,
     group_runs,
+    improvement_pairs,
     last_step,
     read_curves,
     read_run,
@@ -1208,7 +1209,7 @@ def test_intervals_profiles_and_improvements_are_drawn(folders: list[Path]) -> N
     for threshold, share in xy(profile)[:-1:20]:
         assert share == pytest.approx((OURS[:, :2] / iqms > threshold).mean())
     assert xy(profile)[-1, 1] == 0.0
-    lines = draw_improvement(groups, None, look).axes[0].get_lines()
+    lines = draw_improvement(improvement_pairs(groups, None), look).axes[0].get_lines()
     probability, low, high = probability_of_improvement(list(OURS.T[:2]), list(THEIRS.T[:2]))
     np.testing.assert_allclose([xy(line)[:, 0].mean() for line in lines[1:4:2]], [probability, 1 - probability])
     np.testing.assert_allclose(xy(lines[0])[:, 0], [low, high])
