@@ -154,7 +154,7 @@ def test_a_learner_that_leaves_its_games_early(
     selfplay: ModuleType, train_selfplay: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rollouts in which it acts seldom or never: it learns from what there is, and nothing becomes nan."""
-    monkeypatch.setattr("utils.matches.turn_ends", lambda *_: [10**9] * 2)
+    monkeypatch.setattr("utils.matches.turn_ends", lambda teams, team_change, total_steps, _: [total_steps] * 2)
     (tmp_path / "quitter.py").write_text(QUITTER)
     for num_games in (1, 3):
         folder = train_selfplay(
