@@ -22,7 +22,7 @@ case $1 in
         report ppo sweeps/ppo_{continuous,reference,ten_changes} --normalize-by ppo_continuous \
             --labels ppo_continuous="PPO, defaults" ppo_reference="PPO, reference's settings" ppo_ten_changes="PPO, ten changes"
         ;;
-    ppo_ablation) # each change undone alone, and two and three together, after `ppo`; seven or nine of ten seeds have been run
+    ppo_ablation) # each change undone alone, and two and three together, after `ppo`; of the last two four seeds have been run
         ppo ppo_one_environment "$pool" --num-envs 1 --num-steps 2048
         ppo ppo_std_1 "$pool" --std-min None
         ppo ppo_all_epochs "$pool" --target-kl None
