@@ -1,9 +1,8 @@
 """Proximal policy optimisation (PPO) with self-play: any game between teams, symmetric or asymmetric.
 
 The algorithm is that of `ppo_continuous.py` (Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7 and 9;
-Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). Discrete actions have one categorical distribution for
-each branch: Discrete is one branch, MultiDiscrete several. `diff ppo_continuous.py ppo_selfplay.py` shows what
-self-play adds.
+Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16). Discrete actions have one categorical distribution;
+MultiDiscrete actions have several. `diff ppo_continuous.py ppo_selfplay.py` shows what self-play adds.
 
 Self-play follows ML-Agents' ghost trainer: the learner plays snapshots of its past selves. A *behaviour* is one policy
 with its own optimisers, pool and rating; the *learner* is the one whose turn it is. `utils/matches.py` chooses who

@@ -41,8 +41,9 @@ def measure(env_id: str, episodes: int = EPISODES, env_kwargs: str = "{}") -> np
 def random_return(env_id: str, env_kwargs: str = "{}") -> float:
     """Mean return of the random policy, measured now if it is not in the file, which is of tasks without arguments."""
     with RETURNS.open() as file:
-        known = {row["task"]: float(row["mean"]) for row in csv.DictReader(file) if not json.loads(env_kwargs)}
-    return known[env_id] if env_id in known else float(measure(env_id, 20, env_kwargs).mean())
+        known = {row["task"]: float(row["mean"]) for row in csv.DictReader(file)}
+    is_known = env_id in known and not json.loads(env_kwargs)
+    return known[env_id] if is_known else float(measure(env_id, 20, env_kwargs).mean())
 
 
 def main(env_ids: Annotated[list[str], tyro.conf.Positional]) -> None:

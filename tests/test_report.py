@@ -1052,6 +1052,7 @@ def test_each_run_has_its_own_second_half(tmp_path: Path, capsys: pytest.Capture
     assert markdown_rows(text, "Final scores")[0]["late collapses"] == "3 of 3"
     (row,) = markdown_rows(text, "Probability of improvement")
     assert (row["A"], row["B"]) == ("ppo (300 to 1,000 steps)", "sac (1,000 steps)")
+    assert row["P(A beats B) [95%]"] == "0.000"  # no interval with a single run of B
 
 
 def test_commands_have_their_tasks_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -214,8 +214,11 @@ def test_missing_optional_package(
 def test_pictures_that_a_game_does_not_make(
     selfplay: ModuleType, train_selfplay: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Refused by --evaluate, too."""
+    """Refused before the training, and by --evaluate, too."""
     (tmp_path / "blind.py").write_text("import toy_games\ndef parallel_env():\n    return toy_games.parallel_env()\n")
+    words = ["--env-id", "blind", "--capture-video", "--no-compile", "--total-timesteps", "128"]
+    assert "--env-id blind" in run(selfplay, capsys, *words)
+    assert not (tmp_path / "runs").exists()
     folder = train_selfplay(selfplay, env_id="blind", total_timesteps=128)
     assert "--env-id blind" in run(selfplay, capsys, "--evaluate", str(folder), "--capture-video")
 

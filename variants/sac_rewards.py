@@ -412,9 +412,8 @@ def compute_rewards(agent: Agent, rewards: Tensor, intrinsic: Tensor, end_reward
     """Rewards (batch_size, num_streams) and values of the absorbing states (num_streams,) that the critics learn.
 
     `intrinsic` (batch_size, num_streams - 1) are raw rewards. `end_rewards` (num_streams - 1,) are rewards of a step
-    in the absorbing state. Both are divided by the running mean of the stream's rewards. Rewards of
-    `curiosity` and `rnd`, and of a step in the absorbing state, count as at most ten average rewards: a rare reward can
-    be hundreds of times the mean.
+    in the absorbing state. Both are divided by the running mean of the stream's rewards, and count as at most
+    ten average ones (in gail only `end_rewards`): a rare reward can be hundreds of times the mean.
     """
     scale = agent.reward_scale + 1e-8
     limits = torch.where(agent.ends[1:], torch.inf, 10.0)  # none for gail: early on, few steps match demonstrations
