@@ -689,9 +689,9 @@ class Run:
         self.results: dict[str, float] = {}  # the newest value of every metric
         self.running: np.ndarray | None = None  # return and length of every running episode
         self.finished: list[np.ndarray] = []  # return and length of the episodes that have ended since the last point
-        self.announce()
         if args.resume is not None:
             self.load_checkpoint()
+        self.announce()
         if args.track:
             try:
                 self.tracker = start_tracking(self.folder, args)
@@ -718,6 +718,8 @@ class Run:
         device = next(x.device for x in all_tensors(self.model))
         budget = f"{total:,} steps on {device}"
         print(f"{args.exp_name}: {args.env_id}, seed {args.seed}, {budget}, run folder {self.folder}", flush=True)
+        if args.resume is not None:
+            print(f"resuming from step {self.global_step:,}", flush=True)
         if total != args.total_timesteps:
             rounded = f"rounded up to {total:,}, a multiple of {self.stride:,}"
             print(f"--total-timesteps {args.total_timesteps:,} is {rounded}", flush=True)
@@ -1020,7 +1022,6 @@ class Run:
             else:
                 events.unlink()
         self.global_step = step
-        print(f"resuming from step {step:,}")
 
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
