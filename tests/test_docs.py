@@ -47,6 +47,10 @@ def interval(mean: float, std: float, n: int) -> tuple[int, ...]:
     return tuple(round(mean + sign * quantile * std / n**0.5) for sign in (0, -1, 1))
 
 
+def interval_of(returns: list[float]) -> tuple[int, ...]:
+    return interval(float(np.mean(returns)), float(np.std(returns, ddof=1)), len(returns))
+
+
 def rows_of(page: Path, section: str) -> list[tuple[str, set[tuple[int, ...]]]]:
     """Of each table row of a section that begins with a task: the task, and what reads `mean [low, high]`."""
     text = re.split(rf"^## {section}$", page.read_text(), flags=re.MULTILINE)[1].split("\n## ")[0].replace(",", "")
@@ -62,29 +66,64 @@ def test_returns_of_ppo_are_those_of_the_study(page: str, section: str) -> None:
     with (ROOT / "benchmark" / "results" / "ppo" / "scores.csv").open() as file:
         for row in csv.DictReader(file):
             runs.setdefault((row["task"], row["experiment"]), []).append(float(row["value"]))
-    samples = {key: interval(float(np.mean(x)), float(np.std(x, ddof=1)), len(x)) for key, x in runs.items()}
+    samples = {key: interval_of(returns) for key, returns in runs.items()}
     rows = rows_of(ROOT / page, section)
     assert len(rows) == 7
     for task, triples in rows:
         assert triples == {samples[task, name] for name in ("ppo_continuous", "ppo_reference")}, task
 
 
-def test_returns_of_sac_are_those_of_the_study_and_of_the_published_curves() -> None:
-    """The README's, after as many steps as it says, or published ones within 5,000 steps of them."""
-    with (ROOT / "benchmark" / "published_curves.csv").open() as file:
-        points = [row for row in csv.DictReader(file) if row["algorithm"] == "sac"]
-    study, runs = ROOT / "benchmark" / "results" / "sac", []
+@pytest.fixture(scope="module")
+def sac_runs() -> dict[tuple[str, str, int], list[float]]:
+    """The raw returns of the study of SAC, by task, experiment and steps, in the order of the seeds."""
+    runs: dict[tuple[str, str, int], list[float]] = {}
     for name, column in (("curves.csv", "value"), ("humanoid_cut_off.csv", "return")):
-        with (study / name).open() as file:
-            own = [row for row in csv.DictReader(file) if row["experiment"] == "sac_continuous"]
-        runs.append([(row["task"], int(row["step"]), float(row[column])) for row in own])
-    rows_of_steps = dict(re.findall(r"^\| (\w+-v5) \| (\d+,000) \|", (ROOT / "README.md").read_text(), re.MULTILINE))
+        with (ROOT / "benchmark" / "results" / "sac" / name).open() as file:
+            for row in sorted(csv.DictReader(file), key=lambda row: int(row["seed"])):
+                experiment = row["experiment"] if name == "curves.csv" else "cut off"
+                runs.setdefault((row["task"], experiment, int(row["step"])), []).append(float(row[column]))
+    return runs
+
+
+def published_sac(task: str, steps: int) -> tuple[int, ...]:
+    """Mean and interval of the published SAC on a task, within 5,000 steps of `steps`."""
+    with (ROOT / "benchmark" / "published_curves.csv").open() as file:
+        points = [row for row in csv.DictReader(file) if (row["algorithm"], row["env"]) == ("sac", task.split("-")[0])]
+    (near,) = [row for row in points if abs(int(row["env_steps"]) - steps) < 5_000]
+    return interval(float(near["mean"]), float(near["std"]), int(near["seeds"]))
+
+
+def test_returns_of_sac_in_the_readme(sac_runs: dict[tuple[str, str, int], list[float]]) -> None:
+    """The table has three runs of a task; the sentence below it has the runs to a million steps."""
+    text = (ROOT / "README.md").read_text()
+    steps_of = {
+        task: int(steps) for task, steps in re.findall(r"^\| (\w+-v5) \| (\d+000) \|", text.replace(",", ""), re.M)
+    }
     rows = rows_of(ROOT / "README.md", "Results: SAC")
     assert len(rows) == 5
     for task, triples in rows:
-        steps = int(rows_of_steps[task].replace(",", ""))
-        by_file = [[value for *key, value in file_runs if key == [task, steps]] for file_runs in runs]
-        (ours,) = [values for values in by_file if len(values) == 3]
-        near = [x for x in points if x["env"] == task.split("-")[0] and abs(int(x["env_steps"]) - steps) < 5_000]
-        (published,) = [interval(float(x["mean"]), float(x["std"]), int(x["seeds"])) for x in near]
-        assert triples == {interval(float(np.mean(ours)), float(np.std(ours, ddof=1)), 3), published}, task
+        experiment = "cut off" if task == "Humanoid-v5" else "sac_continuous"
+        ours = sac_runs[task, experiment, steps_of[task]]
+        assert len(ours) == 3
+        assert triples == {interval_of(ours), published_sac(task, steps_of[task])}, task
+    single = re.findall(r"(\w+) ([\d,]+) \(published: ([\d,]+)\)", text)
+    assert len(single) == 3
+    for env, own, published in single:
+        (final,) = sac_runs[f"{env}-v5", "sac_million", 1_000_000]
+        assert (own, published) == (f"{final:,.0f}", f"{published_sac(env, 1_000_000)[0]:,}"), env
+
+
+def test_returns_of_sac_in_the_table_of_its_study(sac_runs: dict[tuple[str, str, int], list[float]]) -> None:
+    """The table above the report, which is written by hand. Fewer than three runs have no interval."""
+    text = (ROOT / "benchmark" / "results" / "sac" / "README.md").read_text().split("<!-- report -->")[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"^\|.*$", text, re.M)][2:]
+    assert len(rows) >= 15
+    task = ""
+    for name, when, returns, mean, published in rows:
+        task = name or task
+        steps, *others = [int(number.replace(",", "")) for number in re.findall(r"[\d,]+", when.replace(";", ""))]
+        experiment = "cut off" if "cut off" in task else "sac_million" if steps == 1_000_000 else "sac_continuous"
+        ours = sac_runs[task.split(",")[0], experiment, steps]
+        assert returns.split(" (")[0] == "; ".join(f"{value:,.0f}" for value in ours), (task, when)
+        assert mean == ("{:,} [{:,}, {:,}]".format(*interval_of(ours)) if len(ours) > 2 else ""), (task, when)
+        assert published == "{:,} [{:,}, {:,}]".format(*published_sac(task, [steps, *others][-1])), (task, when)
