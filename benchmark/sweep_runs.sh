@@ -66,7 +66,7 @@ case $1 in
         sac_long sac_continuous "Ant-v5 Humanoid-v5" 300000 "201 202 203"
         # Ant with the observations of Ant-v4, which the published runs had
         sweep --script "$repository/sac_continuous.py" --exp-name sac_no_contact --folder sweeps/sac_no_contact --env-ids Ant-v5 \
-            --seeds 201 --workers 1 -- --total-timesteps 300000 --eval-freq 20000 --no-cuda \
+            --seeds 201 202 203 --workers "${workers:-2}" -- --total-timesteps 300000 --eval-freq 20000 --no-cuda \
             --env-kwargs '{"include_cfrc_ext_in_observation": false}'
         sac_long benchmark/sb3_sac "HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 Humanoid-v5" 300000 201
         report sac sweeps/{sac_continuous_1000000,sac_continuous_300000,sac_no_contact,sb3_sac_300000} --published "$repository/benchmark/published_curves.csv" \

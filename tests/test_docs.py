@@ -102,6 +102,8 @@ def test_returns_of_sac_in_the_readme(sac_runs: dict[tuple[str, str, int], list[
         ours = sac_runs[task, "sac_million" if steps == 1_000_000 else "sac_continuous", steps]
         assert len(ours) == 3
         assert triples == {interval_of(ours), published_sac(task, steps)}, (task, steps)
+    ant = "{:,} [{:,}, {:,}]".format(*interval_of(sac_runs["Ant-v5", "sac_no_contact", 300_000]))
+    assert f"27 numbers have a mean of {ant}" in " ".join(text.split())
     long = re.findall(r"(\w+) ([\d,]+(?: and [\d,]+)*)\s\(published: ([\d,]+)\)", text)
     assert len(long) == 2
     for env, own, published in long:
