@@ -57,7 +57,7 @@ case $1 in
         # one_change.csv of the study is scores.csv of this report
         python -m benchmark.report sweeps/ppo_{std_1,lambda,one_environment,norm_adv,all_epochs}_others --output one_change
         ;;
-    sac) # beside the published curves and Stable-Baselines3; about three hours of one thread for a million steps
+    sac) # beside the published curves and Stable-Baselines3; two to three hours of one thread for a million steps
         sac_long() { # SCRIPT TASKS STEPS SEEDS
             sweep --script "$repository/$1.py" --env-ids $2 --seeds $4 --workers "${workers:-2}" --folder "sweeps/$(basename "$1")_$3" \
                 -- --total-timesteps "$3" --eval-freq 20000 --no-cuda
