@@ -1,8 +1,10 @@
-"""Stable-Baselines3's SAC with its own defaults, as a run that `benchmark.sweep` starts and `benchmark.report` reads.
+"""Stable-Baselines3's SAC with RL Zoo's settings, as a run that `benchmark.sweep` starts and `benchmark.report` reads.
 
     pip install stable-baselines3
     python benchmark/sb3_sac.py --env-id Hopper-v5 --seed 201
 
+The settings are the library's defaults, but with 10,000 random steps at the beginning instead of 100. That is what
+the library's authors use for these tasks, and all that they change (RL Zoo 2.9.2, `hyperparams/sac.yml`).
 Evaluations are those of `sac_continuous.py`: same seeds, same number of episodes. A run that was stopped begins anew,
 in another folder.
 """
@@ -21,7 +23,7 @@ from utils.run import Run, parse_args, prepare  # noqa: E402
 
 @dataclass
 class Args:
-    """Stable-Baselines3's SAC with its own defaults: trains on any Gymnasium task with continuous actions."""
+    """Stable-Baselines3's SAC with RL Zoo's settings: trains on any Gymnasium task with continuous actions."""
 
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seed of all random numbers
@@ -31,6 +33,7 @@ class Args:
     resume: Path | None = None  # begin the run of this folder anew, in another folder
     env_id: str = "HalfCheetah-v5"  # Gymnasium id; module:id imports the module first
     total_timesteps: int = 300_000  # environment steps of the run
+    learning_starts: int = 10_000  # environment steps with random actions before the first update
 
     # what `Run` asks for, too
     evaluate: ClassVar[Path | None] = None
@@ -56,10 +59,16 @@ def main(args: Args) -> Path:
     """Trains; returns the run folder."""
     from stable_baselines3 import SAC
 
-    prepare(args, {"eval_episodes eval_freq total_timesteps": (1, 1e12), "seed": (0, 2**31)})
+    prepare(args, {"eval_episodes eval_freq learning_starts total_timesteps": (1, 1e12), "seed": (0, 2**31)})
     args = replace(args, resume=None)  # its buffer and its optimisers were not saved
     own = sac_continuous.Args(env_id=args.env_id, seed=args.seed, eval_episodes=args.eval_episodes)  # of the evaluation
-    model = SAC("MlpPolicy", sac_continuous.make_env(own), seed=args.seed, device="auto" if args.cuda else "cpu")
+    model = SAC(
+        "MlpPolicy",
+        sac_continuous.make_env(own),
+        learning_starts=args.learning_starts,
+        seed=args.seed,
+        device="auto" if args.cuda else "cpu",
+    )
     policy: Any = Policy(model)
     total_steps = -(-args.total_timesteps // args.eval_freq) * args.eval_freq  # rounded up to whole iterations
     envs: Any = model.get_env()

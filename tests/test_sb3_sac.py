@@ -82,7 +82,7 @@ def test_a_run_that_the_report_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script.sac_continuous, "step_envs", spy)
     folder = script.main(script.parse_args(script.Args, WORDS.split()))
     (model,) = made
-    assert model.settings == {"policy": "MlpPolicy", "seed": 3, "device": "cpu"}
+    assert model.settings == {"policy": "MlpPolicy", "learning_starts": 10_000, "seed": 3, "device": "cpu"}
     assert model.learned == [(100, False)] * 3  # 250 is rounded up
     assert sorted(set(np.round(actions, 3))) == [0.1, 0.2, 0.3]
     steps = [step for step, _ in read_scalars(folder)["eval/return_mean"]]
