@@ -97,19 +97,19 @@ def test_returns_of_sac_in_the_readme(sac_runs: dict[tuple[str, str, int], list[
     section = text.split("\n## Results: SAC\n")[1].replace(",", "")
     steps_of_rows = [int(steps) for steps in re.findall(r"^\| \w+-v5 \| (\d+000) \|", section, re.M)]
     rows = rows_of(ROOT / "README.md", "Results: SAC")
-    assert len(rows) == len(steps_of_rows) == 7
+    assert len(rows) == len(steps_of_rows) == 8
     for (task, triples), steps in zip(rows, steps_of_rows, strict=True):
         ours = sac_runs[task, "sac_million" if steps == 1_000_000 else "sac_continuous", steps]
         assert len(ours) == 3
         assert triples == {interval_of(ours), published_sac(task, steps)}, (task, steps)
     ant = "{:,} [{:,}, {:,}]".format(*interval_of(sac_runs["Ant-v5", "sac_no_contact", 300_000]))
     assert f"27 numbers have a mean of {ant}" in " ".join(text.split())
-    long = re.findall(r"(\w+) ([\d,]+(?: and [\d,]+)*)\s\(published: ([\d,]+)\)", text)
-    assert len(long) == 2
-    for env, own, published in long:
-        name, steps = ("sac_half_million", 500_000) if env == "Humanoid" else ("sac_million", 1_000_000)
-        finals = " and ".join(f"{value:,.0f}" for value in sac_runs[f"{env}-v5", name, steps])
-        assert (own, published) == (finals, f"{published_sac(env, steps)[0]:,}"), env
+    humanoid = f"{sac_runs['Humanoid-v5', 'sac_half_million', 500_000][0]:,.0f}"
+    assert f"Humanoid {humanoid} (published: {published_sac('Humanoid', 500_000)[0]:,})" in " ".join(text.split())
+    hopper = "{:,.0f}, {:,.0f} and {:,.0f}".format(*sac_runs["Hopper-v5", "sac_million", 1_000_000])
+    assert f"the three runs of Hopper have {hopper}" in " ".join(text.split())
+    (other,) = sac_runs["HalfCheetah-v5", "sb3_sac", 300_000]
+    assert f"has {other:,.0f} on HalfCheetah after 300,000 steps" in " ".join(text.split())
 
 
 def test_returns_of_sac_in_the_table_of_its_study(sac_runs: dict[tuple[str, str, int], list[float]]) -> None:
@@ -118,7 +118,7 @@ def test_returns_of_sac_in_the_table_of_its_study(sac_runs: dict[tuple[str, str,
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in re.findall(r"^\|.*$", text, re.M)][2:]
     assert len(rows) >= 15
     task = ""
-    for name, when, returns, mean, published in rows:
+    for name, when, returns, mean, published, other in rows:
         task = name or task
         steps = int(when.replace(",", ""))
         longer = {500_000: "sac_half_million", 1_000_000: "sac_million"}
@@ -126,3 +126,4 @@ def test_returns_of_sac_in_the_table_of_its_study(sac_runs: dict[tuple[str, str,
         assert returns.split(" (")[0] == "; ".join(f"{value:,.0f}" for value in ours), (task, when)
         assert mean == ("{:,} [{:,}, {:,}]".format(*interval_of(ours)) if len(ours) > 2 else ""), (task, when)
         assert published == "{:,} [{:,}, {:,}]".format(*published_sac(task, steps)), (task, when)
+        assert other == "".join(f"{value:,.0f}" for value in sac_runs.get((task, "sb3_sac", steps), [])), (task, when)
