@@ -1,10 +1,10 @@
-"""Stable-Baselines3's SAC with RL Zoo's settings, as a run that `benchmark.sweep` starts and `benchmark.report` reads.
+"""Stable-Baselines3's SAC, as a run that `benchmark.sweep` starts and `benchmark.report` reads.
 
     pip install stable-baselines3
     python benchmark/sb3_sac.py --env-id Hopper-v5 --seed 201
 
-The settings are the library's defaults, but with 10,000 random steps at the beginning instead of 100. That is what
-the library's authors use for these tasks, and all that they change (RL Zoo 2.9.2, `hyperparams/sac.yml`).
+The settings are the library's defaults, but with 10,000 random steps at the beginning instead of 100. Its authors use
+these settings for MuJoCo tasks such as HalfCheetah, Hopper and Humanoid (RL Zoo 2.9.2, `hyperparams/sac.yml`).
 Evaluations are those of `sac_continuous.py`: same seeds, same number of episodes. A run that was stopped begins anew,
 in another folder.
 """
@@ -23,7 +23,7 @@ from utils.run import Run, parse_args, prepare  # noqa: E402
 
 @dataclass
 class Args:
-    """Stable-Baselines3's SAC with RL Zoo's settings: trains on any Gymnasium task with continuous actions."""
+    """Stable-Baselines3's SAC: trains on any Gymnasium task with continuous actions."""
 
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seed of all random numbers

@@ -32,7 +32,7 @@ import utils.run
 from utils.run import load_model
 
 ROOT = Path(__file__).parent.parent
-# Of the variables of OpenBLAS, one names the kernels: with others the same run rounds differently.
+# OPENBLAS_CORETYPE chooses OpenBLAS's kernels. With other kernels the same run rounds differently.
 VARIABLES = {key: value for key, value in os.environ.items() if key == "PATH" or key.startswith("OPENBLAS_")}
 VARIABLES |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
 

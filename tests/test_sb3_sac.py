@@ -66,6 +66,7 @@ def test_a_stopped_run_begins_anew() -> None:
     first = script.main(script.parse_args(script.Args, WORDS.split()))
     second = script.main(script.parse_args(script.Args, ["--resume", str(first)]))
     assert first != second
+    assert [model.settings["learning_starts"] for model in made] == [10_000] * 2
     assert [model.learned for model in made] == [[(100, False)] * 3] * 2
     assert read_scalars(second)["eval/return_mean"] == read_scalars(first)["eval/return_mean"]
 
@@ -80,9 +81,9 @@ def test_a_run_that_the_report_reads(monkeypatch: pytest.MonkeyPatch) -> None:
         return step(envs, x)
 
     monkeypatch.setattr(script.sac_continuous, "step_envs", spy)
-    folder = script.main(script.parse_args(script.Args, WORDS.split()))
+    folder = script.main(script.parse_args(script.Args, [*WORDS.split(), "--learning-starts", "70"]))
     (model,) = made
-    assert model.settings == {"policy": "MlpPolicy", "learning_starts": 10_000, "seed": 3, "device": "cpu"}
+    assert model.settings == {"policy": "MlpPolicy", "learning_starts": 70, "seed": 3, "device": "cpu"}
     assert model.learned == [(100, False)] * 3  # 250 is rounded up
     assert sorted(set(np.round(actions, 3))) == [0.1, 0.2, 0.3]
     steps = [step for step, _ in read_scalars(folder)["eval/return_mean"]]
