@@ -70,7 +70,8 @@ case $1 in
             --env-kwargs '{"include_cfrc_ext_in_observation": false}'
         # Humanoid with the learning rates of Haarnoja et al.
         sweep --script "$repository/sac_continuous.py" --exp-name sac_low_lr --folder sweeps/sac_low_lr --env-ids Humanoid-v5 \
-            --seeds 211 212 --workers "${workers:-2}" -- --total-timesteps 300000 --eval-freq 20000 --no-cuda --policy-lr 3e-4 --q-lr 3e-4 --alpha-lr 3e-4
+            --seeds 211 212 --workers "${workers:-2}" -- --total-timesteps 300000 --eval-freq 20000 --no-cuda \
+            --policy-lr 3e-4 --q-lr 3e-4 --alpha-lr 3e-4
         sac_long benchmark/sb3_sac "HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 Humanoid-v5" 300000 201
         # with the library's own number of random steps
         sweep --script "$repository/benchmark/sb3_sac.py" --exp-name sb3_sac_100 --folder sweeps/sb3_sac_100 --env-ids HalfCheetah-v5 --seeds 201 \

@@ -108,10 +108,19 @@ def test_returns_of_sac_in_the_readme(sac_runs: dict[tuple[str, str, int], list[
     assert f"Humanoid {humanoid} (published: {published_sac('Humanoid', 500_000)[0]:,})" in " ".join(text.split())
     hopper = "{:,.0f}, {:,.0f} and {:,.0f}".format(*sac_runs["Hopper-v5", "sac_million", 1_000_000])
     assert f"the three runs of Hopper have {hopper}" in " ".join(text.split())
-    tasks = [task for task, name, steps in sac_runs if (name, steps) == ("sb3_sac", 300_000)]
-    for task in tasks:
-        assert f"{sac_runs[task, 'sb3_sac', 300_000][0]:,.0f} on {task.split('-')[0]}" in " ".join(text.split())
-    assert len(tasks) == 5
+    low = "{:,.0f} and {:,.0f}".format(*sac_runs["Humanoid-v5", "sac_low_lr", 300_000])
+    assert f"Two runs with all learning rates at 3e-4 have {low} after 300,000 steps" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("page", ["README.md", "benchmark/results/sac/README.md"])
+def test_returns_of_stable_baselines3(page: str, sac_runs: dict[tuple[str, str, int], list[float]]) -> None:
+    (sentence,) = re.findall(
+        r"Stable-Baselines3's SAC, with .*? after 300,000 steps", " ".join((ROOT / page).read_text().split())
+    )
+    runs = [(task, values) for (task, name, steps), values in sac_runs.items() if (name, steps) == ("sb3_sac", 300_000)]
+    expected = {(f"{value:,.0f}", task.split("-")[0]) for task, values in runs for value in values}
+    assert set(re.findall(r"([\d,]+) on (\w+)", sentence)) == expected
+    assert len(expected) == 5
 
 
 def test_returns_of_sac_in_the_table_of_its_study(sac_runs: dict[tuple[str, str, int], list[float]]) -> None:
