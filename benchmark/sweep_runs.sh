@@ -68,17 +68,21 @@ case $1 in
         sweep --script "$repository/sac_continuous.py" --exp-name sac_no_contact --folder sweeps/sac_no_contact --env-ids Ant-v5 \
             --seeds 201 202 203 --workers "${workers:-2}" -- --total-timesteps 300000 --eval-freq 20000 --no-cuda \
             --env-kwargs '{"include_cfrc_ext_in_observation": false}'
-        # Humanoid with the learning rates of Haarnoja et al.
-        sweep --script "$repository/sac_continuous.py" --exp-name sac_low_lr --folder sweeps/sac_low_lr --env-ids Humanoid-v5 \
-            --seeds 211 212 --workers "${workers:-2}" -- --total-timesteps 300000 --eval-freq 20000 --no-cuda \
-            --policy-lr 3e-4 --q-lr 3e-4 --alpha-lr 3e-4
+        # Humanoid on other seeds, with the default learning rates, 1e-3, and with those of Haarnoja et al.
+        sac_humanoid() { # EXPERIMENT SEEDS FLAGS
+            sweep --script "$repository/sac_continuous.py" --exp-name "$1" --folder "sweeps/$1" --env-ids Humanoid-v5 --seeds $2 \
+                --workers "${workers:-2}" -- --total-timesteps 300000 --eval-freq 20000 --no-cuda "${@:3}"
+        }
+        sac_humanoid sac_default_lr "211 212"
+        sac_humanoid sac_low_lr "211 212 213 214" --policy-lr 3e-4 --q-lr 3e-4 --alpha-lr 3e-4
         sac_long benchmark/sb3_sac "HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 Humanoid-v5" 300000 201
         # with the library's own number of random steps
         sweep --script "$repository/benchmark/sb3_sac.py" --exp-name sb3_sac_100 --folder sweeps/sb3_sac_100 --env-ids HalfCheetah-v5 --seeds 201 \
             --workers 1 -- --total-timesteps 300000 --eval-freq 20000 --learning-starts 100 --no-cuda
-        report sac sweeps/{sac_continuous_1000000,sac_continuous_300000,sac_no_contact,sac_low_lr,sb3_sac_300000,sb3_sac_100} --published "$repository/benchmark/published_curves.csv" \
-            --published-algorithms sac --labels sac_continuous=SAC sac_no_contact="SAC, without contact forces" \
-            sac_low_lr="SAC, learning rates 3e-4" sb3_sac="Stable-Baselines3's SAC" \
+        report sac sweeps/{sac_continuous_1000000,sac_continuous_300000,sac_no_contact,sac_default_lr,sac_low_lr,sb3_sac_300000,sb3_sac_100} \
+            --published "$repository/benchmark/published_curves.csv" --published-algorithms sac \
+            --labels sac_continuous=SAC sac_no_contact="SAC, without contact forces" \
+            sac_default_lr="SAC, other seeds" sac_low_lr="SAC, learning rates 3e-4" sb3_sac="Stable-Baselines3's SAC" \
             sb3_sac_100="Stable-Baselines3's SAC, 100 random steps"
         ;;
     sac_recipe) # SAC's defaults and one change to them at a time, twenty-five minutes

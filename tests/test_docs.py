@@ -108,8 +108,10 @@ def test_returns_of_sac_in_the_readme(sac_runs: dict[tuple[str, str, int], list[
     assert f"Humanoid {humanoid} (published: {published_sac('Humanoid', 500_000)[0]:,})" in " ".join(text.split())
     hopper = "{:,.0f}, {:,.0f} and {:,.0f}".format(*sac_runs["Hopper-v5", "sac_million", 1_000_000])
     assert f"the three runs of Hopper have {hopper}" in " ".join(text.split())
-    low = "{:,.0f} and {:,.0f}".format(*sac_runs["Humanoid-v5", "sac_low_lr", 300_000])
-    assert f"Two runs with all learning rates at 3e-4 have {low} after 300,000 steps" in " ".join(text.split())
+    low = "{:,} [{:,}, {:,}]".format(*interval_of(sac_runs["Humanoid-v5", "sac_low_lr", 300_000]))
+    assert f"four other seeds of Humanoid have a mean of {low} after 300,000 steps" in " ".join(text.split())
+    default = "{:,.0f} and {:,.0f}".format(*sac_runs["Humanoid-v5", "sac_default_lr", 300_000])
+    assert f"with the default, two of these have {default}." in " ".join(text.split())
 
 
 @pytest.mark.parametrize("page", ["README.md", "benchmark/results/sac/README.md"])
