@@ -125,6 +125,24 @@ def test_returns_of_stable_baselines3(page: str, sac_runs: dict[tuple[str, str, 
     assert len(expected) == 5
 
 
+def test_returns_of_sac_with_lower_learning_rates(sac_runs: dict[tuple[str, str, int], list[float]]) -> None:
+    """The default has the three runs of the table and those of other seeds."""
+    low = sac_runs["Humanoid-v5", "sac_low_lr", 300_000]
+    default = [
+        value for name in ("sac_continuous", "sac_default_lr") for value in sac_runs["Humanoid-v5", name, 300_000]
+    ]
+    means = [interval_of(returns) for returns in (low, default)]
+    study, page = (
+        " ".join((ROOT / name).read_text().split()) for name in ("benchmark/results/sac/README.md", "docs/sac.md")
+    )
+    for mean, lower, upper in means:
+        assert f"mean {mean:,} [{lower:,}, {upper:,}]" in study
+    difference = scipy.stats.ttest_ind(low, default, equal_var=False).confidence_interval()
+    text = f"{np.mean(low) - np.mean(default):,.0f} [{difference.low:,.0f}, {difference.high:,.0f}]"
+    assert f"The difference is {text} (" in study
+    assert f"{means[1][0]:,} after 300,000 steps (five seeds), instead of {means[0][0]:,} (four seeds)" in page
+
+
 def test_returns_of_sac_in_the_table_of_its_study(sac_runs: dict[tuple[str, str, int], list[float]]) -> None:
     """The table above the report, which is written by hand. Fewer than three runs have no interval."""
     text = (ROOT / "benchmark" / "results" / "sac" / "README.md").read_text().split("<!-- report -->")[0]
