@@ -64,22 +64,23 @@ case $1 in
         }
         sac_long sac_continuous "HalfCheetah-v5 Hopper-v5 Walker2d-v5" 1000000 "201 202 203"
         sac_long sac_continuous "Ant-v5 Humanoid-v5" 300000 "201 202 203"
-        # Ant with the observations of Ant-v4, which the published runs had
-        sweep --script "$repository/sac_continuous.py" --exp-name sac_no_contact --folder sweeps/sac_no_contact --env-ids Ant-v5 \
-            --seeds 201 202 203 --workers "${workers:-2}" -- --total-timesteps 300000 --eval-freq 20000 --no-cuda \
-            --env-kwargs '{"include_cfrc_ext_in_observation": false}'
-        # Humanoid on other seeds, with the default learning rates, 1e-3, and with those of Haarnoja et al.
-        sac_humanoid() { # EXPERIMENT SEEDS FLAGS
-            sweep --script "$repository/sac_continuous.py" --exp-name "$1" --folder "sweeps/$1" --env-ids Humanoid-v5 --seeds $2 \
-                --workers "${workers:-2}" -- --total-timesteps 300000 --eval-freq 20000 --no-cuda "${@:3}"
+        sac_changed() { # EXPERIMENT TASK SEEDS FLAGS
+            sweep --script "$repository/sac_continuous.py" --exp-name "$1" --folder "sweeps/$1_$2" --env-ids "$2" --seeds $3 \
+                --workers "${workers:-2}" -- --total-timesteps 300000 --eval-freq 20000 --no-cuda "${@:4}"
         }
-        sac_humanoid sac_default_lr "211 212"
-        sac_humanoid sac_low_lr "211 212 213 214" --policy-lr 3e-4 --q-lr 3e-4 --alpha-lr 3e-4
+        # Ant with the observations of Ant-v4, which the published runs had
+        sac_changed sac_no_contact Ant-v5 "201 202 203" --env-kwargs '{"include_cfrc_ext_in_observation": false}'
+        # other seeds, with the default learning rates, 1e-3, and with those of Haarnoja et al.
+        sac_changed sac_default_lr Humanoid-v5 "211 212"
+        sac_changed sac_default_lr HalfCheetah-v5 "211 212 213"
+        low="--policy-lr 3e-4 --q-lr 3e-4 --alpha-lr 3e-4"
+        sac_changed sac_low_lr Humanoid-v5 "211 212 213 214" $low
+        sac_changed sac_low_lr HalfCheetah-v5 "211 212 213" $low
         sac_long benchmark/sb3_sac "HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 Humanoid-v5" 300000 201
         # with the library's own number of random steps
         sweep --script "$repository/benchmark/sb3_sac.py" --exp-name sb3_sac_100 --folder sweeps/sb3_sac_100 --env-ids HalfCheetah-v5 --seeds 201 \
             --workers 1 -- --total-timesteps 300000 --eval-freq 20000 --learning-starts 100 --no-cuda
-        report sac sweeps/{sac_continuous_1000000,sac_continuous_300000,sac_no_contact,sac_default_lr,sac_low_lr,sb3_sac_300000,sb3_sac_100} \
+        report sac sweeps/{sac_{continuous_1000000,continuous_300000,no_contact_*,default_lr_*,low_lr_*},sb3_sac_300000,sb3_sac_100} \
             --published "$repository/benchmark/published_curves.csv" --published-algorithms sac \
             --labels sac_continuous=SAC sac_no_contact="SAC, without contact forces" \
             sac_default_lr="SAC, other seeds" sac_low_lr="SAC, learning rates 3e-4" sb3_sac="Stable-Baselines3's SAC" \

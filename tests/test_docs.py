@@ -105,11 +105,11 @@ def test_returns_of_sac_in_the_readme(sac_runs: dict[tuple[str, str, int], list[
     ant = "{:,} [{:,}, {:,}]".format(*interval_of(sac_runs["Ant-v5", "sac_no_contact", 300_000]))
     assert f"27 numbers have a mean of {ant}" in " ".join(text.split())
     humanoid = f"{sac_runs['Humanoid-v5', 'sac_half_million', 500_000][0]:,.0f}"
-    assert f"Humanoid {humanoid} (published: {published_sac('Humanoid', 500_000)[0]:,})" in " ".join(text.split())
+    assert f"has {humanoid} there (published: {published_sac('Humanoid', 500_000)[0]:,})" in " ".join(text.split())
     hopper = "{:,.0f}, {:,.0f} and {:,.0f}".format(*sac_runs["Hopper-v5", "sac_million", 1_000_000])
     assert f"the three runs of Hopper have {hopper}" in " ".join(text.split())
     low = "{:,} [{:,}, {:,}]".format(*interval_of(sac_runs["Humanoid-v5", "sac_low_lr", 300_000]))
-    assert f"four other seeds of Humanoid have a mean of {low} after 300,000 steps" in " ".join(text.split())
+    assert f"four other seeds of Humanoid have {low} after 300,000 steps" in " ".join(text.split())
     default = "{:,.0f} and {:,.0f}".format(*sac_runs["Humanoid-v5", "sac_default_lr", 300_000])
     assert f"with the default, two of these have {default}." in " ".join(text.split())
 
@@ -126,21 +126,35 @@ def test_returns_of_stable_baselines3(page: str, sac_runs: dict[tuple[str, str, 
 
 
 def test_returns_of_sac_with_lower_learning_rates(sac_runs: dict[tuple[str, str, int], list[float]]) -> None:
-    """The default has the three runs of the table and those of other seeds."""
-    low = sac_runs["Humanoid-v5", "sac_low_lr", 300_000]
-    default = [
-        value for name in ("sac_continuous", "sac_default_lr") for value in sac_runs["Humanoid-v5", name, 300_000]
-    ]
-    means = [interval_of(returns) for returns in (low, default)]
-    study, page = (
-        " ".join((ROOT / name).read_text().split()) for name in ("benchmark/results/sac/README.md", "docs/sac.md")
+    study, page, readme = (
+        " ".join((ROOT / name).read_text().split())
+        for name in ("benchmark/results/sac/README.md", "docs/sac.md", "README.md")
     )
-    for mean, lower, upper in means:
-        assert f"mean {mean:,} [{lower:,}, {upper:,}]" in study
-    difference = scipy.stats.ttest_ind(low, default, equal_var=False).confidence_interval()
-    text = f"{np.mean(low) - np.mean(default):,.0f} [{difference.low:,.0f}, {difference.high:,.0f}]"
-    assert f"The difference is {text} (" in study
-    assert f"{means[1][0]:,} after 300,000 steps (five seeds), instead of {means[0][0]:,} (four seeds)" in page
+
+    def runs(task: str, *names: str) -> list[float]:
+        return [value for name in names for value in sac_runs[task, name, 300_000]]
+
+    def mean(returns: list[float]) -> str:
+        return "{:,} [{:,}, {:,}]".format(*interval_of(returns))
+
+    def difference(high: list[float], low: list[float]) -> str:
+        ends = scipy.stats.ttest_ind(high, low, equal_var=False).confidence_interval()
+        return f"{np.mean(high) - np.mean(low):,.0f} [{ends.low:,.0f}, {ends.high:,.0f}]"
+
+    low, default = runs("Humanoid-v5", "sac_low_lr"), runs("Humanoid-v5", "sac_continuous", "sac_default_lr")
+    assert f"mean {mean(low)}; with the default" in study
+    assert f"mean {mean(default)}. The difference is {difference(low, default)} (" in study
+    assert f"{np.mean(default):,.0f} (five seeds), instead of {np.mean(low):,.0f} (four seeds)" in page
+
+    low, default = runs("HalfCheetah-v5", "sac_low_lr"), runs("HalfCheetah-v5", "sac_default_lr")
+    returns = ["{:,.0f}, {:,.0f} and {:,.0f}".format(*values) for values in (default, low)]
+    assert f"has {returns[0]}, mean {mean(default)}; 3e-4 has {returns[1]}, mean {mean(low)}." in study
+    assert f"The loss is {difference(default, low)} (" in study
+    nine = runs("HalfCheetah-v5", "sac_continuous", "sac_million", "sac_default_lr")
+    assert f"all nine runs with the default, mean {np.mean(nine):,.0f}, it is {difference(nine, low)}." in study
+    assert f"3e-4 is worse ({np.mean(low):,.0f} instead of {np.mean(default):,.0f})" in study
+    assert f"{np.mean(default):,.0f}, instead of {np.mean(low):,.0f} (three seeds each)" in page
+    assert f"three other seeds have {mean(default)} with the default and {mean(low)} with 3e-4" in readme
 
 
 def test_returns_of_sac_in_the_table_of_its_study(sac_runs: dict[tuple[str, str, int], list[float]]) -> None:
