@@ -83,12 +83,17 @@ def sac_runs() -> dict[tuple[str, str, int], list[float]]:
     return runs
 
 
-def published_sac(task: str, steps: int) -> tuple[int, ...]:
-    """Mean and interval of the published SAC on a task, within 5,000 steps of `steps`."""
+def published_statistics(task: str, steps: int) -> tuple[float, float, int]:
+    """Mean, standard deviation and number of seeds of the published SAC on a task, within 5,000 steps of `steps`."""
     with (ROOT / "benchmark" / "published_curves.csv").open() as file:
         points = [row for row in csv.DictReader(file) if (row["algorithm"], row["env"]) == ("sac", task.split("-")[0])]
     (near,) = [row for row in points if abs(int(row["env_steps"]) - steps) < 5_000]
-    return interval(float(near["mean"]), float(near["std"]), int(near["seeds"]))
+    return float(near["mean"]), float(near["std"]), int(near["seeds"])
+
+
+def published_sac(task: str, steps: int) -> tuple[int, ...]:
+    """Mean of the published SAC and its interval."""
+    return interval(*published_statistics(task, steps))
 
 
 def test_returns_of_sac_in_the_readme(sac_runs: dict[tuple[str, str, int], list[float]]) -> None:
@@ -157,6 +162,32 @@ def test_returns_of_sac_with_lower_learning_rates(sac_runs: dict[tuple[str, str,
     assert f"3e-4 is worse ({np.mean(low):,.0f} instead of {np.mean(default):,.0f})" in study
     assert f"{np.mean(default):,.0f}, instead of {np.mean(low):,.0f} (three seeds each)" in page
     assert f"Three other seeds of HalfCheetah have {mean(low)} with 3e-4 and {mean(default)} with" in readme
+
+
+@pytest.mark.parametrize(
+    ("task", "steps", "names", "sentence"),
+    [
+        ("Humanoid-v5", 300_000, ["sac_continuous"], r"too much to tell \(Welch's t test, p = ([\d.]+)\)"),
+        ("Humanoid-v5", 300_000, ["sac_continuous", "sac_default_lr"], r"below the published one \(p = ([\d.]+)\)"),
+        ("Walker2d-v5", 300_000, ["sac_continuous"], r"On Walker2d our mean is higher \(p = ([\d.]+)\)"),
+        ("Ant-v5", 300_000, ["sac_continuous"], r"On Ant-v5 it is lower \(p = ([\d.]+)\)"),
+        ("Ant-v5", 300_000, ["sac_no_contact"], r"inside the published interval \(p = ([\d.]+)\)"),
+        ("HalfCheetah-v5", 1_000_000, ["sac_million"], r"\(Welch's t test: p = ([\d.]+) and "),
+        ("Walker2d-v5", 1_000_000, ["sac_million"], r"\(Welch's t test: p = [\d.]+ and ([\d.]+)\)"),
+        ("Hopper-v5", 1_000_000, ["sac_million"], r"Hopper has [\d,]+, above it \(p = ([\d.]+)\)"),
+        ("HalfCheetah-v5", 300_000, ["sac_default_lr"], r"three new ones above it \(p = ([\d.]+)\)"),
+        ("HalfCheetah-v5", 300_000, ["sac_low_lr"], r"that of 3e-4 below it \(p = ([\d.]+)\)"),
+    ],
+)
+def test_p_values_to_the_published_means(
+    task: str, steps: int, names: list[str], sentence: str, sac_runs: dict[tuple[str, str, int], list[float]]
+) -> None:
+    text = " ".join((ROOT / "benchmark" / "results" / "sac" / "README.md").read_text().split())
+    (printed,) = re.findall(sentence, text)
+    ours = [value for name in names for value in sac_runs[task, name, steps]]
+    statistics = float(np.mean(ours)), float(np.std(ours, ddof=1)), len(ours)
+    p = scipy.stats.ttest_ind_from_stats(*statistics, *published_statistics(task, steps), equal_var=False).pvalue
+    assert float(printed) == round(p, len(printed.split(".")[1]))
 
 
 def test_returns_of_sac_in_the_table_of_its_study(sac_runs: dict[tuple[str, str, int], list[float]]) -> None:
