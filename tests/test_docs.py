@@ -10,11 +10,6 @@ import pytest
 import scipy.stats
 
 ROOT = Path(__file__).parent.parent
-WALKER2D = [
-    "sac_continuous",
-    "sac_million",
-    "sac_more_seeds",
-]  # three runs of 300,000 steps, three and two of a million
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmark" / "results").glob("*/README.md")]
 
 
@@ -169,6 +164,10 @@ def test_returns_of_sac_with_lower_learning_rates(sac_runs: dict[tuple[str, str,
     assert f"Three other seeds of HalfCheetah have {mean(low)} with 3e-4 and {mean(default)} with" in readme
 
 
+# three runs of 300,000 steps, then three and two of a million
+WALKER2D = ["sac_continuous", "sac_million", "sac_more_seeds"]
+
+
 def test_returns_of_the_five_long_runs_of_walker2d(sac_runs: dict[tuple[str, str, int], list[float]]) -> None:
     """The two more runs are not in the tables, but the mean of all five is said in both pages."""
     study, readme = (
@@ -188,10 +187,17 @@ def test_returns_of_the_five_long_runs_of_walker2d(sac_runs: dict[tuple[str, str
     assert f"All eight together have {np.mean(eight):,.0f}, inside the interval" in study
     assert f"{fourth} after a million, but" in study
     assert f"{fifth} after a million, but" in study
-    assert f"have {fourth} and {fifth}, and all five a mean of {mean}; after 300,000 steps it was {early}" in readme
+    assert f"added: {fourth} and {fifth}. All five have a mean of {mean}, and {early} after 300,000 steps" in readme
     last_ten = np.mean([five(steps) for steps in range(820_000, 1_000_001, 20_000)], 0)
     assert "means of {:,.0f}, {:,.0f}, {:,.0f}, {:,.0f} and {:,.0f}".format(*last_ten) in study
     assert f"Their mean is {np.mean(last_ten):,.0f}, inside the published interval" in study
+    assert published_sac("Walker2d-v5", 1_000_000)[1] < np.mean(last_ten) < published_sac("Walker2d-v5", 1_000_000)[2]
+
+    assert "On Walker2d it is above the interval after 100,000 steps, and inside at the other four." in study
+    assert np.mean(five(100_000)) > published_sac("Walker2d-v5", 100_000)[2]
+    for steps in (200_000, 300_000, 500_000, 1_000_000):
+        _, low, high = published_sac("Walker2d-v5", steps)
+        assert low < np.mean(five(steps)) < high, steps
 
 
 @pytest.mark.parametrize(
